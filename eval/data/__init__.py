@@ -1,0 +1,18 @@
+"""External data and model files: one table of sources and one resolver with a cache."""
+
+from eval.data.errors import ChecksumMismatch, DataError, SourceUnavailable, UnknownSource
+from eval.data.resolver import is_pinned, resolve
+from eval.data.sources import SOURCES, Source
+from eval.data.store import cache_root
+
+__all__ = [
+    "SOURCES",
+    "ChecksumMismatch",
+    "DataError",
+    "Source",
+    "SourceUnavailable",
+    "UnknownSource",
+    "cache_root",
+    "is_pinned",
+    "resolve",
+]
