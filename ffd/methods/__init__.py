@@ -1,0 +1,71 @@
+"""Decode methods, found by looking: a module here that defines a `Method` is a method."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import Mapping
+from functools import cache
+from typing import Any
+
+from ffd.methods.base import (
+    Executor,
+    KnobError,
+    LayerGeometry,
+    Method,
+    MethodLayer,
+    RowState,
+    Selection,
+)
+
+__all__ = [
+    "Executor",
+    "KnobError",
+    "LayerGeometry",
+    "Method",
+    "MethodLayer",
+    "RowState",
+    "Selection",
+    "create",
+    "method_names",
+    "method_class",
+]
+
+
+def method_names() -> tuple[str, ...]:
+    """Names of the built-in methods, sorted: the modules of this package."""
+    return tuple(sorted(m.name for m in pkgutil.iter_modules(__path__) if m.name != "base"))
+
+
+@cache
+def method_class(name: str) -> type[Method]:
+    """Find the class of a method.
+
+    Parameters
+    ----------
+    name
+        A built-in name, or ``package.module:ClassName`` for a method that lives elsewhere.
+
+    Raises
+    ------
+    KnobError
+        If there is no such method.
+    """
+    module_name, _, class_name = name.partition(":")
+    if class_name:
+        found = getattr(importlib.import_module(module_name), class_name)
+        if not (isinstance(found, type) and issubclass(found, Method)):
+            raise KnobError(f"method={name}: {class_name} is not a subclass of ffd.methods.Method")
+        return found
+    if name not in method_names():
+        raise KnobError(f"method={name}: expected one of {', '.join(method_names())}, or package.module:ClassName")
+    module = importlib.import_module(f"{__name__}.{name}")
+    for candidate in vars(module).values():
+        if isinstance(candidate, type) and issubclass(candidate, Method) and vars(candidate).get("name") == name:
+            return candidate
+    raise KnobError(f"method={name}: module {module.__name__} defines no Method named {name}")
+
+
+def create(name: str, knobs: Mapping[str, Any] | None = None) -> Method:
+    """Build a method from its name and knobs; raises `KnobError` on an unknown name, knob or value."""
+    return method_class(name).from_knobs(knobs or {})
