@@ -27,8 +27,8 @@ __all__ = [
     "RowState",
     "Selection",
     "create",
-    "method_names",
     "method_class",
+    "method_names",
 ]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -19,6 +20,11 @@ class Dense(Method):
 
     name: ClassVar[str] = "dense"
     reads_everything: ClassVar[bool] = True
+
+    @property
+    def dense_layers(self) -> int:
+        """All of them, by configuration."""
+        return sys.maxsize
 
     def new_layer(self, geometry: LayerGeometry, rows: RowState, executor: Executor) -> DenseLayer:
         """Allocate 16-bit keys and values."""

@@ -78,7 +78,7 @@ class FFD(Method):
         require(self.delta_unit in ("nat", "log2"), "delta_unit", self.delta_unit, "nat or log2")
         require(self.block_size in (64, 128, 256), "block_size", self.block_size, "64, 128 or 256 (a power of two)")
         require(
-            self.sub_block is None or self.sub_block in (16, 32, 64, 128, 256) and self.sub_block <= self.block_size,
+            self.sub_block is None or (self.sub_block in (16, 32, 64, 128, 256) and self.sub_block <= self.block_size),
             "sub_block",
             self.sub_block,
             f"16, 32, 64, 128 or 256 (a power of two), at most block_size={self.block_size}",

@@ -1,0 +1,299 @@
+"""Prefill and greedy decoding of one model under one method.
+
+The cache is allocated once and begun anew for every batch of prompts. On a GPU the whole decode step,
+the choice of the next token included, is one CUDA graph that serves all lengths and all samples:
+lengths, positions and stop flags live on the device.
+"""
+
+from __future__ import annotations
+
+import inspect
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ffd.attention import register
+from ffd.cache import Probe, SparseCache, UnsupportedModelError
+from ffd.graph import CapturedStep, why_not_capturable
+from ffd.methods import Method
+from ffd.report import LedgerReport, read_ledger
+
+MAX_STOP_TOKENS = 32
+_STEPS_PER_STOP_CHECK = 8  # the host looks at the stop flags this often; finished rows do not count in the ledger
+
+Progress = Callable[[int], None]
+"""Called while decoding with the number of tokens generated so far per row."""
+
+
+@dataclass(frozen=True)
+class Generation:
+    """Outcome of one `Engine.generate` call."""
+
+    tokens: list[list[int]]
+    """Generated ids per row, the stop token included."""
+    prefill_seconds: float
+    """Prompt forward, the method's quantisation included."""
+    ttft_seconds: float
+    """Start of the call to the first token on the host."""
+    decode_seconds: float
+    """All decode steps."""
+    decode_steps: int
+    """Decode steps that count: new tokens less one, summed over rows."""
+    ledger: LedgerReport
+    """What the decode steps read, from the device counters."""
+
+
+class Engine:
+    """Runs a transformers causal LM with a sparse decode method.
+
+    Parameters
+    ----------
+    model
+        A causal LM in eval mode (Llama, Qwen2, Qwen3, Mistral families); its attention implementation
+        is set to ours.
+    method
+        Decode method.
+    capacity
+        Tokens a row can hold, prompt and generated together.
+    batch_size
+        Rows decoded together.
+    executor
+        ``auto``, ``fused`` or ``reference``.
+    graph
+        ``auto`` captures wherever it can; True raises where it cannot; False never captures.
+    prefill_chunk
+        Largest number of prompt tokens per forward; None for whole prompts.
+    probe, probe_every
+        Called after every layer's attention at decode steps 0, ``probe_every``, ...; those steps run
+        eagerly and exact keys are kept for them.
+
+    Raises
+    ------
+    UnsupportedModelError
+        If the model cannot be run this way.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        method: Method,
+        *,
+        capacity: int,
+        batch_size: int = 1,
+        executor: str = "auto",
+        graph: bool | str = "auto",
+        prefill_chunk: int | None = None,
+        probe: Probe | None = None,
+        probe_every: int = 16,
+    ) -> None:
+        if len({p.device for p in model.parameters()}) > 1:
+            raise UnsupportedModelError("model on several devices: load it on one device")
+        self.model = model
+        self.method = method
+        self.prefill_chunk = prefill_chunk
+        self.probe = probe
+        self.probe_every = probe_every
+        self.device: torch.device = model.device
+        model.set_attn_implementation(register())
+        self.cache = SparseCache(
+            model.config,
+            method,
+            batch_size=batch_size,
+            capacity=capacity,
+            dtype=model.dtype,
+            device=self.device,
+            executor=executor,
+            shadow=probe is not None,
+        )
+        self._cache_keyword = cache_keyword(model)
+        b = batch_size
+        device = self.device
+        self._token = torch.zeros(b, 1, dtype=torch.long, device=device)
+        self._position = torch.zeros(b, 1, dtype=torch.long, device=device)
+        self._new_tokens = torch.zeros(1, 1, dtype=torch.long, device=device)
+        self._generated = torch.zeros(b, capacity, dtype=torch.long, device=device)
+        self._stop = torch.full((MAX_STOP_TOKENS,), -1, dtype=torch.long, device=device)
+        self._min_new_tokens = torch.zeros(1, 1, dtype=torch.long, device=device)
+        text = model.config.get_text_config(decoder=True)
+        self.eager_reason = why_not_capturable(text, self.cache.sliding_layers, device)
+        """Why decode steps are not captured in a graph, or None where they are."""
+        if graph is True and self.eager_reason is not None:
+            raise UnsupportedModelError(f"graph=True: {self.eager_reason}")
+        if graph is False and self.eager_reason is None:
+            self.eager_reason = "graph=False was asked for"
+        self._captured: CapturedStep | None = None
+
+    @torch.inference_mode()
+    def generate(
+        self,
+        prompts: Sequence[Sequence[int]],
+        max_new_tokens: int,
+        stop_tokens: Sequence[int] = (),
+        *,
+        min_new_tokens: int = 0,
+        progress: Progress | None = None,
+    ) -> Generation:
+        """Decode greedily.
+
+        Parameters
+        ----------
+        prompts
+            Token ids of each row, without padding; as many rows as the engine's batch size.
+        max_new_tokens
+            Tokens to generate at most, the stop token included.
+        stop_tokens
+            Ids that end a row.
+        min_new_tokens
+            Stop tokens cannot be chosen before this many tokens were generated.
+        progress
+            Called with the number of tokens generated so far.
+
+        Returns
+        -------
+        Generation
+
+        Raises
+        ------
+        ValueError
+            If a prompt is empty or prompt and new tokens exceed the capacity.
+        """
+        lengths = [len(p) for p in prompts]
+        if max_new_tokens < 1:
+            raise ValueError(f"max_new_tokens={max_new_tokens}: expected at least 1")
+        if len(stop_tokens) > MAX_STOP_TOKENS:
+            raise ValueError(f"{len(stop_tokens)} stop tokens: at most {MAX_STOP_TOKENS}")
+        if max(lengths) + max_new_tokens - 1 > self.cache.capacity:
+            raise ValueError(
+                f"prompt of {max(lengths)} and max_new_tokens={max_new_tokens} exceed capacity={self.cache.capacity}"
+            )
+        self._prepare_capture()
+        started = self._now()
+        self._begin(lengths, stop_tokens, min_new_tokens)
+        logits, mask = self._prefill(prompts, lengths)
+        prefilled = self._now()
+        self._choose(logits)
+        running = bool(self.cache.rows.active.any())
+        first = self._now()
+        steps = 0
+        if running:
+            steps = self._decode(max_new_tokens - 1, mask, progress)
+        finished = self._now()
+        tokens = self._collect(steps + 1, set(stop_tokens))
+        return Generation(
+            tokens=tokens,
+            prefill_seconds=prefilled - started,
+            ttft_seconds=first - started,
+            decode_seconds=finished - first,
+            decode_steps=sum(len(row) - 1 for row in tokens),
+            ledger=read_ledger(self.cache, sum(len(row) - 1 for row in tokens)),
+        )
+
+    def _begin(self, lengths: list[int], stop_tokens: Sequence[int], min_new_tokens: int) -> None:
+        self.cache.begin(lengths)
+        self.cache.probe = None
+        self._new_tokens.zero_()
+        self._position.copy_(torch.tensor(lengths, device=self.device)[:, None] - 1)
+        self._stop.fill_(-1)
+        if stop_tokens:
+            self._stop[: len(stop_tokens)] = torch.tensor(sorted(stop_tokens), device=self.device)
+        self._min_new_tokens.fill_(min_new_tokens)
+
+    def _prefill(self, prompts: Sequence[Sequence[int]], lengths: list[int]) -> tuple[Tensor, Tensor | None]:
+        """Forward the prompts in chunks; returns the last logits [B, vocab] and the padding mask, if any."""
+        width = max(lengths)
+        ids = torch.zeros(len(prompts), width, dtype=torch.long)
+        mask = torch.zeros(len(prompts), width, dtype=torch.bool)
+        for row, prompt in enumerate(prompts):
+            ids[row, width - len(prompt) :] = torch.tensor(list(prompt), dtype=torch.long)
+            mask[row, width - len(prompt) :] = True
+        positions = (mask.cumsum(dim=1) - 1).clamp_(min=0).to(self.device)
+        padding = None if bool(mask.all()) else mask.to(self.device)
+        ids = ids.to(self.device)
+        chunk = self.prefill_chunk or width
+        for start in range(0, width, chunk):
+            stop = min(start + chunk, width)
+            logits = self._forward(
+                ids[:, start:stop], positions[:, start:stop], None if padding is None else padding[:, :stop]
+            )
+        return logits, padding
+
+    def _forward(self, ids: Tensor, positions: Tensor, mask: Tensor | None) -> Tensor:
+        out = self.model(
+            input_ids=ids,
+            position_ids=positions,
+            attention_mask=mask,
+            use_cache=True,
+            logits_to_keep=1,
+            **{self._cache_keyword: self.cache},
+        )
+        return out.logits[:, -1]
+
+    def _choose(self, logits: Tensor) -> None:
+        """Take the likeliest token of each row and advance the device state."""
+        stops = self._stop.clamp(min=0)
+        forbidden = (self._new_tokens < self._min_new_tokens) & (self._stop >= 0)[None]
+        penalty = torch.zeros_like(logits, dtype=torch.float32)
+        penalty.index_add_(1, stops, torch.where(forbidden, -torch.inf, 0.0).expand(logits.shape[0], -1))
+        token = (logits.float() + penalty).argmax(dim=-1, keepdim=True)
+        self._token.copy_(token)
+        self._generated.scatter_(1, self._new_tokens.expand_as(token), token)
+        stopped = (token == self._stop[None]).any(dim=1)
+        self.cache.rows.active.mul_((~stopped).int())
+        self._new_tokens.add_(1)
+        self._position.add_(1)
+
+    def _step(self, mask: Tensor | None = None) -> None:
+        self._choose(self._forward(self._token, self._position, mask))
+
+    def _decode(self, max_steps: int, padding: Tensor | None, progress: Progress | None) -> int:
+        """Run up to ``max_steps`` decode steps; returns how many were run."""
+        # Only stock sliding-window layers look at a mask while decoding: ours know their rows' lengths.
+        mask = padding if self.cache.sliding_layers else None
+        for step in range(max_steps):
+            probing = self.probe is not None and step % self.probe_every == 0
+            if self._captured is not None and not probing:
+                self._captured.replay()
+                self.cache.note_replayed_step()
+            else:
+                if mask is not None:
+                    mask = torch.cat([mask, mask.new_ones(mask.shape[0], 1)], dim=1)
+                self.cache.probe = self.probe if probing else None
+                self._step(mask)
+                self.cache.probe = None
+            if (step + 1) % _STEPS_PER_STOP_CHECK == 0 or self.device.type == "cpu":
+                if progress is not None:
+                    progress(step + 2)
+                if not bool(self.cache.rows.active.any()):
+                    return step + 1
+        return max_steps
+
+    def _prepare_capture(self) -> None:
+        """Capture the decode step once, on a disposable one-token prompt."""
+        if self._captured is not None or self.eager_reason is not None:
+            return
+        rows = self._token.shape[0]
+        self._begin([1] * rows, (), 0)
+        self._prefill([[0]] * rows, [1] * rows)
+        self._captured = CapturedStep(self._step)
+
+    def _collect(self, new_tokens: int, stops: set[int]) -> list[list[int]]:
+        rows: list[list[int]] = self._generated[:, :new_tokens].tolist()
+        for row in rows:
+            end = next((i for i, token in enumerate(row) if token in stops), None)
+            if end is not None:
+                del row[end + 1 :]
+        return rows
+
+    def _now(self) -> float:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        return time.perf_counter()
+
+
+def cache_keyword(model: Any) -> str:
+    """Name of the forward argument that takes the cache: ``cache`` in new transformers, ``past_key_values`` before."""
+    return "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"
