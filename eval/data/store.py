@@ -37,6 +37,26 @@ def sha256_of(path: Path) -> str:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
+def remembered_sha256(path: Path) -> str:
+    """Hex sha256 of a large file anywhere, computed again only when its size or modification time changed."""
+    absolute = path.resolve()
+    status = absolute.stat()
+    stamp = [str(absolute), status.st_size, status.st_mtime_ns]
+    note = cache_root() / "checksums" / hashlib.sha256(json.dumps(stamp).encode()).hexdigest()[:24]
+    try:
+        return note.read_text(encoding="ascii")
+    except OSError:
+        digest = sha256_of(absolute)
+    try:
+        note.parent.mkdir(parents=True, exist_ok=True)
+        temporary = note.with_name(f"{note.name}.{os.getpid()}")
+        temporary.write_text(digest, encoding="ascii")
+        temporary.replace(note)
+    except OSError:
+        pass  # a cache that cannot be written only costs computing it again
+    return digest
+
+
 @dataclass(frozen=True)
 class Entry:
     """What the manifest records of one file."""
