@@ -181,22 +181,23 @@ def _rebuild_tokenizer(tokenizer: Any, metadata: dict[str, Any]) -> Any:
     elif not sentencepiece:
         name = metadata.get("tokenizer.ggml.pre")
         print(f"ffd: GGUF pre-tokenizer {name!r} is not known here; taken as transformers reads it", file=sys.stderr)
+    # By the file's ids: what transformers makes of them differs between its versions.
+    special = {
+        f"{role}_token": backend.id_to_token(metadata[f"tokenizer.ggml.{key}_token_id"])
+        for role, key in (("bos", "bos"), ("eos", "eos"), ("unk", "unknown"), ("pad", "padding"))
+        if f"tokenizer.ggml.{key}_token_id" in metadata
+    }
+    bos = special.get("bos_token")
     default = sentencepiece or (rule is not None and rule.adds_bos)
-    bos, bos_id = tokenizer.bos_token, tokenizer.bos_token_id
     if bos is not None and metadata.get("tokenizer.ggml.add_bos_token", default):
         backend.post_processor = processors.TemplateProcessing(
-            single=f"{bos}:0 $A:0", pair=f"{bos}:0 $A:0 {bos}:1 $B:1", special_tokens=[(bos, bos_id)]
+            single=f"{bos}:0 $A:0",
+            pair=f"{bos}:0 $A:0 {bos}:1 $B:1",
+            special_tokens=[(bos, backend.token_to_id(bos))],
         )
     else:
         backend.post_processor = processors.TemplateProcessing(single="$A:0", pair="$A:0 $B:1", special_tokens=[])
-    special = {
-        key: tokenizer.special_tokens_map.get(key) for key in ("bos_token", "eos_token", "unk_token", "pad_token")
-    }
-    rebuilt = PreTrainedTokenizerFast(
-        tokenizer_object=backend,
-        clean_up_tokenization_spaces=False,
-        **{key: token for key, token in special.items() if token is not None},
-    )
+    rebuilt = PreTrainedTokenizerFast(tokenizer_object=backend, clean_up_tokenization_spaces=False, **special)
     rebuilt.chat_template = tokenizer.chat_template
     return rebuilt
 

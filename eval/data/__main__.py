@@ -6,12 +6,13 @@ import argparse
 import sys
 from collections.abc import Iterable, Sequence
 
+from eval.data import sources as table
 from eval.data import store
 from eval.data.errors import DataError
 from eval.data.resolver import refetch, resolve
-from eval.data.sources import SOURCES, HubArchive, Source, lookup
+from eval.data.sources import Source, lookup
 
-SELECTIONS = tuple(sorted({use for source in SOURCES.values() for use in source.used_for}))
+SELECTIONS = tuple(sorted({use for source in table.SOURCES.values() for use in source.used_for}))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -30,11 +31,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.command == "list":
             return _list()
         if options.command == "verify":
-            return _verify([lookup(name) for name in options.names] or list(SOURCES.values()), named=options.names)
+            return _verify(
+                [lookup(name) for name in options.names] or list(table.SOURCES.values()), named=options.names
+            )
         chosen = [lookup(name) for name in options.names]
         if options.selection or not chosen:
             purpose = options.selection or "default"
-            chosen += [source for source in SOURCES.values() if purpose in source.used_for]
+            chosen += [source for source in table.SOURCES.values() if purpose in source.used_for]
         return _fetch(list(dict.fromkeys(chosen)), force=options.force)
     except DataError as error:
         print(f"error: {error}", file=sys.stderr)
@@ -60,14 +63,11 @@ def _fetch(sources: Sequence[Source], *, force: bool) -> int:
 
 def _list() -> int:
     rows = []
-    for source in SOURCES.values():
-        version = source.origin.revision if isinstance(source.origin, HubArchive) else ""
+    for source in table.SOURCES.values():
         cached = f"{store.cached_bytes(source) / 1e6:.1f} MB" if store.is_cached(source) else "-"
         download = f"{source.origin.download_size / 1e6:.1f} MB"
-        digest = version and source.origin.sha256 if isinstance(source.origin, HubArchive) else source.files[0].sha256
-        rows.append(
-            (source.name, str(source.origin), download, cached, digest[:12], ",".join(source.used_for), source.licence)
-        )
+        uses = ",".join(source.used_for)
+        rows.append((source.name, str(source.origin), download, cached, source.sha256[:12], uses, source.licence))
     _table(("name", "origin", "download", "cached", "sha256", "for", "licence"), rows)
     print(f"cache: {store.cache_root()}")
     return 0

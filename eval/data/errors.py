@@ -47,12 +47,9 @@ class ChecksumMismatch(DataError):  # noqa: N818 - says what happened
         Hex sha256 that was pinned and that was found.
     """
 
-    def __init__(self, name: str, file: Path, expected: str, actual: str) -> None:
+    def __init__(self, name: str, file: Path, expected: str, actual: str, hint: str) -> None:
         self.name = name
         self.file = file
         self.expected = expected
         self.actual = actual
-        super().__init__(
-            f"{name}: wrong checksum of {file}: expected sha256 {expected}, found {actual}; "
-            f"`python -m eval.data fetch --force {name}` replaces it"
-        )
+        super().__init__(f"{name}: wrong checksum of {file}: expected sha256 {expected}, found {actual}; {hint}")

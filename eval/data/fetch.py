@@ -22,6 +22,9 @@ SLOWEST_BYTES_PER_SECOND = 100_000
 """A download slower than this is given up: the time a fetch can take is bounded."""
 
 
+_CHANGED = "the origin does not serve the pinned bytes, and nothing was kept"
+
+
 def time_limit(download_size: int) -> float:
     """Seconds a download of so many bytes may take."""
     return 60.0 + download_size / SLOWEST_BYTES_PER_SECOND
@@ -131,7 +134,7 @@ def _unpack_files(source: Source, archives: Sequence[Path], folder: Path) -> Pat
                         out.write(chunk)
         digests[file.name] = digest.hexdigest()
         if digests[file.name] != file.sha256:
-            raise ChecksumMismatch(source.name, Path(file.name), file.sha256, digests[file.name])
+            raise ChecksumMismatch(source.name, Path(file.name), file.sha256, digests[file.name], _CHANGED)
     write_manifest(folder, digests)
     return folder
 
@@ -140,7 +143,7 @@ def _unpack_archive(source: Source, origin: HubArchive, archive: Path, folder: P
     """Check an archive as a whole and keep the files of its one folder."""
     actual = sha256_of(archive)
     if actual != origin.sha256:
-        raise ChecksumMismatch(source.name, archive, origin.sha256, actual)
+        raise ChecksumMismatch(source.name, archive, origin.sha256, actual, _CHANGED)
     folder.mkdir()
     digests = {}
     with _open_zip(source, archive) as opened:

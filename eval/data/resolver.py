@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import sys
 from collections.abc import Mapping
@@ -11,7 +10,7 @@ from pathlib import Path
 from eval.data import store
 from eval.data.errors import SourceUnavailable
 from eval.data.fetch import fetch, time_limit
-from eval.data.sources import SOURCES, Source, lookup
+from eval.data.sources import Source, lookup, siblings
 
 
 def resolve(name: str, overrides: Mapping[str, str | Path] | None = None) -> Path:
@@ -75,29 +74,27 @@ def refetch(source: Source, *, only_if_absent: bool = False) -> None:
     only_if_absent : bool
         Do nothing if the source is in the cache once the lock is held (another process brought it).
     """
-    siblings = [other for other in SOURCES.values() if other.origin == source.origin]
+    family = siblings(source)
     size = source.origin.download_size
     try:
-        # The label is the first sibling's: one lock and one staging folder per origin.
-        with store.exclusive(siblings[0].name.replace("/", "-"), timeout=2 * time_limit(size)) as staging:
+        # Labelled by the first sibling: one lock and one staging folder per origin.
+        with store.exclusive(family[0].name.replace("/", "-"), timeout=2 * time_limit(size)) as staging:
             if only_if_absent and store.is_cached(source):
                 return
             # What is already cached stays: another process may be reading it.
-            wanted = [s for s in siblings if s == source or not (only_if_absent and store.is_cached(s))]
+            wanted = [s for s in family if s == source or not (only_if_absent and store.is_cached(s))]
             names = ", ".join(other.name for other in wanted)
             print(f"ffd: fetching {names} from {source.origin} ({size / 1e6:.1f} MB)", file=sys.stderr, flush=True)
-            for sibling_name, staged in fetch(source, wanted, staging).items():
-                store.install(staged, store.item_folder(SOURCES[sibling_name]))
+            folders = fetch(source, wanted, staging)
+            for sibling in wanted:
+                store.install(folders[sibling.name], store.item_folder(sibling))
     except TimeoutError as error:
         raise SourceUnavailable(source.name, str(error)) from None
     except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            problem = "no space left on device"
-        else:
-            problem = error.strerror or str(error)
         raise SourceUnavailable(
             source.name,
-            f"cannot write the cache {store.cache_root()} ({problem}); make room there or set FFD_CACHE",
+            f"cannot write the cache {store.cache_root()} ({error.strerror or error}); "
+            "make room there or set FFD_CACHE",
         ) from None
 
 

@@ -77,11 +77,18 @@ class Source:
     """Selections of ``fetch --for`` that take the item in."""
 
     @property
+    def sha256(self) -> str:
+        """Hex checksum of the archive, of the single file, or of the files' names and checksums."""
+        if isinstance(self.origin, HubArchive):
+            return self.origin.sha256
+        if not self.is_folder:
+            return self.files[0].sha256
+        return hashlib.sha256("".join(f.name + f.sha256 for f in self.files).encode()).hexdigest()
+
+    @property
     def key(self) -> str:
         """Content key of the pinned bytes: another version lives in another cache folder."""
-        if isinstance(self.origin, HubArchive):
-            return self.origin.sha256[:12]
-        return hashlib.sha256("".join(f.name + f.sha256 for f in self.files).encode()).hexdigest()[:12]
+        return self.sha256[:12]
 
     @property
     def variable(self) -> str:
@@ -217,3 +224,8 @@ def lookup(name: str) -> Source:
         return SOURCES[name]
     except KeyError:
         raise UnknownSource(name, tuple(SOURCES)) from None
+
+
+def siblings(source: Source) -> tuple[Source, ...]:
+    """All sources that one fetch of a source's origin brings, itself among them, in the table's order."""
+    return tuple(other for other in SOURCES.values() if other.origin == source.origin)

@@ -116,11 +116,12 @@ def check(source: Source, *, full: bool = False) -> None:
     folder = item_folder(source)
     recorded = _read_manifest(folder)
     pinned = {file.name: file.sha256 for file in source.files} or {name: e.sha256 for name, e in recorded.items()}
+    hint = f"`python -m eval.data fetch --force {source.name}` replaces it"
     touched = False
     for name, expected in pinned.items():
         path = folder / name
         if not path.is_file():
-            raise ChecksumMismatch(source.name, path, expected, "no such file")
+            raise ChecksumMismatch(source.name, path, expected, "no such file", hint)
         status = path.stat()
         entry = recorded.get(name)
         unchanged = entry == Entry(expected, status.st_size, status.st_mtime_ns)
@@ -128,7 +129,7 @@ def check(source: Source, *, full: bool = False) -> None:
             continue
         actual = sha256_of(path)
         if actual != expected:
-            raise ChecksumMismatch(source.name, path, expected, actual)
+            raise ChecksumMismatch(source.name, path, expected, actual, hint)
         touched = touched or not unchanged
     if touched:
         write_manifest(folder, pinned)
