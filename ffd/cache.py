@@ -19,7 +19,7 @@ from transformers.cache_utils import Cache, CacheLayerMixin, DynamicSlidingWindo
 
 from ffd.executor import resolve_executor
 from ffd.methods import Executor, LayerGeometry, Method, MethodLayer, RowState
-from ffd.methods.dense import Dense
+from ffd.methods.dense import Dense, DenseLayer
 
 Probe = Callable[["DecodeHandle", Tensor, float, Tensor], None]
 """Called after a decode step of one layer with its handle, query [B, Hq, d], scale and output [B, Hq, d]."""
@@ -35,7 +35,7 @@ class DecodeHandle:
 
     layer_idx: int
     storage: MethodLayer
-    shadow: MethodLayer | None
+    shadow: DenseLayer | None
     """Exact 16-bit keys and values of the same tokens, kept only where fidelity is probed."""
     cache: SparseCache
 
@@ -44,6 +44,8 @@ class DecodeHandle:
         out = self.storage.decode(q, scale)
         if self.cache.probe is not None:
             self.cache.probe(self, q, scale, out)
+        if self.cache.follow_dense and self.shadow is not None:
+            return self.shadow.decode(q, scale)
         return out
 
 
@@ -165,9 +167,14 @@ class SparseCache(Cache):
         self.executor: Executor = resolve_executor(executor, device)
         self.rows = RowState.allocate(batch_size, device)
         self.probe: Probe | None = None
+        self.follow_dense = False
+        """Hand on the shadow's output while the method only runs beside it: every method then meets the same
+        queries and keys, those of dense attention. Needs ``shadow``; set before the first prompt."""
         self.prompt_tokens = 0
         self.prompt_lengths: tuple[int, ...] = ()
         self.seen_tokens = 0
+        self.sliding_context = 0
+        """Tokens that sliding-window layers attended to while decoding, summed over rows, layers and steps."""
         geometry = LayerGeometry(
             batch_size=batch_size,
             num_query_heads=text.num_attention_heads,
@@ -194,6 +201,7 @@ class SparseCache(Cache):
             layers.append(MethodCacheLayer(handle))
         self.handles = tuple(handles)
         self._last_layer = len(layers) - 1
+        self._window = getattr(text, "sliding_window", None) or 0
         self._first_full = handles[0].layer_idx if handles else -1
         super().__init__(layers=layers)
 
@@ -242,6 +250,7 @@ class SparseCache(Cache):
         self.prompt_lengths = tuple(prompt_lengths)
         self.prompt_tokens = width
         self.seen_tokens = 0
+        self.sliding_context = 0
         self.rows.lengths.copy_(torch.tensor(self.prompt_lengths, dtype=torch.int32))
         self.rows.active.fill_(1)
 
@@ -258,6 +267,8 @@ class SparseCache(Cache):
             if self.seen_tokens - self.prompt_tokens + max(self.prompt_lengths) >= self.capacity:
                 raise ValueError(f"capacity={self.capacity}: the cache is full")
             self.rows.lengths.add_(1)
+        if self.decoding and self.layers[layer_idx].is_sliding:
+            self.sliding_context += len(self.prompt_lengths) * min(self.seen_tokens + 1, self._window)
         returned = super().update(key_states, value_states, layer_idx, *args, **kwargs)
         if layer_idx == self._last_layer:
             self.seen_tokens += new

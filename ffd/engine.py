@@ -40,7 +40,11 @@ class Generation:
     ttft_seconds: float
     """Start of the call to the first token on the host."""
     decode_seconds: float
-    """All decode steps."""
+    """Decode steps that were not probed."""
+    timed_tokens: int
+    """Tokens that ``decode_seconds`` produced, summed over rows."""
+    probe_seconds: float
+    """Probed decode steps, the probe's own work included."""
     decode_steps: int
     """Decode steps that count: new tokens less one, summed over rows."""
     ledger: LedgerReport
@@ -126,6 +130,8 @@ class Engine:
         if graph is False and self.eager_reason is None:
             self.eager_reason = "graph=False was asked for"
         self._captured: CapturedStep | None = None
+        self._probe_seconds = 0.0
+        self._probed_steps = 0
 
     @torch.inference_mode()
     def generate(
@@ -178,16 +184,17 @@ class Engine:
         self._choose(logits)
         running = bool(self.cache.rows.active.any())
         first = self._now()
-        steps = 0
-        if running:
-            steps = self._decode(max_new_tokens - 1, mask, progress)
+        self._probe_seconds, self._probed_steps = 0.0, 0
+        steps = self._decode(max_new_tokens - 1, mask, progress) if running else 0
         finished = self._now()
         tokens = self._collect(steps + 1, set(stop_tokens))
         return Generation(
             tokens=tokens,
             prefill_seconds=prefilled - started,
             ttft_seconds=first - started,
-            decode_seconds=finished - first,
+            decode_seconds=finished - first - self._probe_seconds,
+            timed_tokens=(steps - self._probed_steps) * len(prompts),
+            probe_seconds=self._probe_seconds,
             decode_steps=sum(len(row) - 1 for row in tokens),
             ledger=read_ledger(self.cache, sum(len(row) - 1 for row in tokens)),
         )
@@ -254,22 +261,30 @@ class Engine:
         # Only stock sliding-window layers look at a mask while decoding: ours know their rows' lengths.
         mask = padding if self.cache.sliding_layers else None
         for step in range(max_steps):
-            probing = self.probe is not None and step % self.probe_every == 0
-            if self._captured is not None and not probing:
+            if mask is not None:
+                mask = torch.cat([mask, mask.new_ones(mask.shape[0], 1)], dim=1)
+            if self.probe is not None and step % self.probe_every == 0:
+                self._probed_step(mask)
+            elif self._captured is not None:
                 self._captured.replay()
                 self.cache.note_replayed_step()
             else:
-                if mask is not None:
-                    mask = torch.cat([mask, mask.new_ones(mask.shape[0], 1)], dim=1)
-                self.cache.probe = self.probe if probing else None
                 self._step(mask)
-                self.cache.probe = None
             if (step + 1) % _STEPS_PER_STOP_CHECK == 0 or self.device.type == "cpu":
                 if progress is not None:
                     progress(step + 2)
                 if not bool(self.cache.rows.active.any()):
                     return step + 1
         return max_steps
+
+    def _probed_step(self, mask: Tensor | None) -> None:
+        """Run one step eagerly with the probe, timed apart from the others."""
+        started = self._now()
+        self.cache.probe = self.probe
+        self._step(mask)
+        self.cache.probe = None
+        self._probe_seconds += self._now() - started
+        self._probed_steps += 1
 
     def _prepare_capture(self) -> None:
         """Capture the decode step once, on a disposable one-token prompt."""

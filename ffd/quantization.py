@@ -39,7 +39,8 @@ SCALE_DTYPE = torch.float16
 INT8_RESIDUAL_STEP = 2.0 / 255.0
 """Step of the int8 residual in units of the half step."""
 
-_LEVEL_DIVISOR = {"edge": 3.0, "cell": 4.0}
+LEVEL_STEP = {"edge": 1.0 / 3.0, "cell": 1.0 / 4.0}
+"""Half step in units of the amplitude; multiplied, not divided, which rounds alike on every device."""
 
 
 def residual_dtype(residual: Residual, key_dtype: torch.dtype) -> torch.dtype | None:
@@ -129,11 +130,12 @@ def quantize_blocks(keys: Tensor, levels: Levels, residual: Residual) -> Quantiz
         stored, so that its rounding is part of what the residual restores.
     """
     k = keys.float()
-    half_step = (k.abs().amax(dim=-2) / _LEVEL_DIVISOR[levels]).to(SCALE_DTYPE)
+    half_step = (k.abs().amax(dim=-2) * LEVEL_STEP[levels]).to(SCALE_DTYPE)
     h = half_step.float().unsqueeze(-2)
     # A channel whose amplitude underflows has h == 0: every code then stands for 0, whatever it is.
     safe = torch.where(h > 0, h, torch.ones_like(h))
-    codes = torch.round(k / (2.0 * safe) + 1.5).clamp_(0, 3)
+    # Nearest level, by its boundaries -2h, 0, 2h: comparisons are exact on every device.
+    codes = (k > -2.0 * h).float() + (k >= 0.0) + (k > 2.0 * h)
     stored: Tensor | None = None
     if residual == "exact":
         stored = keys

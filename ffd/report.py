@@ -42,6 +42,8 @@ class LedgerReport:
     """Layer-steps that must have happened: decode steps times all layers."""
     sliding_steps: int
     """Layer-steps of sliding-window layers, dense by configuration."""
+    sliding_context: int
+    """Tokens those layers attended to: their windows, read whole."""
 
     @property
     def sparse_steps(self) -> int:
@@ -65,6 +67,7 @@ class LedgerReport:
             "dense_steps": self.dense_steps,
             "expected_steps": self.expected_steps,
             "sliding_layers": self.sliding_layers,
+            "sliding_context": self.sliding_context,
             "layers": [vars(layer) for layer in self.layers],
         }
 
@@ -104,4 +107,5 @@ def read_ledger(cache: SparseCache, decode_steps: int) -> LedgerReport:
         sliding_layers=cache.sliding_layers,
         expected_steps=decode_steps * len(cache.layers),
         sliding_steps=decode_steps * cache.sliding_layers,
+        sliding_context=cache.sliding_context,
     )

@@ -1,0 +1,289 @@
+"""The accuracy runner: every sample through the engine, scored, counted and kept as it finishes."""
+
+from __future__ import annotations
+
+import errno
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from eval.models import LoadedModel, ModelError, load_model
+from eval.records import Sample
+from experiments import summary as summarise
+from experiments.config import RunConfig
+from experiments.environment import describe as describe_environment
+from experiments.environment import device_class, versions
+from experiments.errors import INVALID_EXIT, RunFailedError, UsageError, one_line
+from experiments.estimate import estimate
+from experiments.fidelity_log import FidelityLog
+from experiments.identity import code_fingerprint, digest, run_id
+from experiments.prepare import Prepared, prepare, prompts_fingerprint
+from experiments.progress import RunProgress, console
+from experiments.store import RunStore
+from experiments.table import print_summary
+from experiments.tracker import Tracker, make_tracker
+
+_GPU_PREFILL_CHUNK = 32768
+
+
+def run_accuracy(config: RunConfig) -> int:
+    """Run, resume or just show one accuracy run; returns the exit code."""
+    prepared = prepare(config)
+    identity = identify(prepared)
+    store = RunStore(config.root, run_id(identity))
+    try:
+        return AccuracyRun(prepared, identity, store).run()
+    finally:
+        store.close()
+
+
+def identify(prepared: Prepared) -> dict[str, Any]:
+    """Everything that decides the results of a run (docs/architecture.md, "Identity")."""
+    from eval.suites import scoring_module
+    from ffd.methods import method_class
+
+    config = prepared.config
+    return {
+        **config.resolved(),
+        "task": prepared.task,
+        "model_revision": prepared.model.revision,
+        "prompts": digest(prompts_fingerprint(prepared.samples)),
+        "executor": config.executor,
+        "device": device_class(),
+        "versions": versions(("torch", "triton", "transformers")),
+        "code": code_fingerprint(
+            [
+                "ffd.engine",
+                method_class(config.method["name"]).__module__,
+                "eval.fidelity",
+                scoring_module(prepared.task["name"]),
+            ]
+        ),
+    }
+
+
+class AccuracyRun:
+    """One run on its way from prompts to a summary."""
+
+    def __init__(self, prepared: Prepared, identity: dict[str, Any], store: RunStore) -> None:
+        self.prepared = prepared
+        self.config = prepared.config
+        self.identity = identity
+        self.store = store
+        self.static: dict[str, Any] = {"executor": self.config.executor, "graph": False, "dense_layers": None}
+
+    def run(self) -> int:
+        """Carry the run as far as it goes; returns the exit code."""
+        stored = self.store.summary()
+        if stored is not None and stored["status"] == "complete" and not self.config.rerun:
+            console.print(f"run {self.store.run_id} is finished; rerun=true repeats it")
+            print_summary(stored)
+            return 0
+        if self.config.rerun and not self.config.dry_run:
+            self.store.set_aside()
+        rows = self.store.finished_samples()
+        pending = [s for s in self.prepared.samples if (s.task, s.index) not in rows]
+        for note in self.prepared.notes:
+            console.print(note)
+        console.print(estimate(self.prepared, pending).line() + (f", {len(rows)} already done" if rows else ""))
+        if self.config.dry_run:
+            console.print(f"dry run: nothing was run; results would go to {self.store.folder}")
+            return 0
+        return self._execute(pending, rows)
+
+    def _execute(self, pending: list[Sample], rows: dict[tuple[str, int], dict[str, Any]]) -> int:
+        import yaml
+
+        try:
+            self.store.reserve()
+            self.store.write_text("config.yaml", yaml.safe_dump(self.identity, sort_keys=False, allow_unicode=True))
+            self.store.write_json("environment.json", describe_environment())
+            self._summarize(rows, "partial", "not finished: running, or killed")
+        except OSError as error:
+            raise UsageError(f"out={self.config.root}: cannot be written ({error.strerror})") from None
+        tracker = make_tracker(self.config.tracker, self.store.run_id, self.identity, self.config.root)
+        try:
+            fidelity = FidelityLog(self.store.folder / "fidelity")
+            if pending:
+                self._run_samples(pending, rows, fidelity, tracker)
+            status, reason = self._outcome(rows)
+        except KeyboardInterrupt:
+            summary = self._summarize(rows, "partial", "interrupted; the same command resumes")
+            tracker.finish(summary, {})
+            raise
+        except Exception as error:
+            self._record_failure(rows, error, tracker)
+            raise RunFailedError(f"run {self.store.run_id}: {one_line(error)}; finished samples are kept") from error
+        summary = self._summarize(rows, status, reason)
+        self.store.release_reserve()
+        layers = summarise.layer_table(list(rows.values()))
+        self.store.write_json("layers.json", layers)
+        tracker.finish(summary, {"layers": layers, "fidelity_layers": fidelity.table()})
+        fidelity.write_table(self.store.folder / "fidelity.csv")
+        print_summary(summary)
+        console.print(f"results: {self.store.folder}")
+        return INVALID_EXIT if status == "invalid" else 0
+
+    def _outcome(self, rows: dict[tuple[str, int], dict[str, Any]]) -> tuple[str, str | None]:
+        _, problem = summarise.validity(list(rows.values()), self.prepared.plan, self.static)
+        if problem is not None:
+            return "invalid", problem
+        missing = [s.task for s in self.prepared.plan.skipped if s.source_missing]
+        if missing:
+            return "partial", f"no data for {', '.join(missing)}"
+        return "complete", None
+
+    def _run_samples(
+        self,
+        pending: Sequence[Sample],
+        rows: dict[tuple[str, int], dict[str, Any]],
+        fidelity: FidelityLog,
+        tracker: Tracker,
+    ) -> None:
+        loaded = self._load()
+        engine = self._engine(loaded, fidelity)
+        self.static.update(
+            executor=engine.cache.executor,
+            graph=engine.eager_reason is None,
+            eager_reason=engine.eager_reason,
+            dense_layers=len(engine.cache.layers) - len(engine.cache.method_layers),
+            sliding_layers=engine.cache.sliding_layers,
+        )
+        with RunProgress(len(self.prepared.samples), len(rows)) as progress:
+            for sample in pending:
+                progress.sample(sample.task, sample.index)
+                row = self._run_sample(engine, loaded, sample, fidelity)
+                # Fidelity first: a kill between the two repeats the sample, and its state is not counted twice.
+                fidelity.keep(sample.task, sample.index)
+                self.store.append_sample(row)
+                rows[sample.task, sample.index] = row
+                timing = row["timing"]
+                rate = timing["timed_tokens"] / timing["decode_s"] if timing["timed_tokens"] else None
+                progress.finished(sample.task, sample.index, row["score"], row["seconds"], rate)
+                tracker.log({f"score/{sample.task}": row["score"], "decode_tok_s": rate, "seconds": row["seconds"]})
+
+    def _load(self) -> LoadedModel:
+        try:
+            return load_model(self.prepared.spec)
+        except ModelError as error:
+            raise UsageError(str(error)) from None
+
+    def _engine(self, loaded: LoadedModel, fidelity: FidelityLog) -> Any:
+        from ffd.engine import Engine
+        from ffd.methods import create
+
+        method = dict(self.config.method)
+        capacity = max(self.prepared.prompt_tokens(s) + s.max_new_tokens for s in self.prepared.samples)
+        chunk = self.config.prefill_chunk
+        if chunk is None and loaded.device.startswith("cuda"):
+            chunk = _GPU_PREFILL_CHUNK
+        return Engine(
+            loaded.model,
+            create(method.pop("name"), method),
+            capacity=capacity,
+            executor=self.config.executor,
+            graph=self.config.graph,
+            prefill_chunk=chunk,
+            probe=fidelity.probe if self.config.fidelity_every else None,
+            probe_every=self.config.fidelity_every or 1,
+        )
+
+    def _run_sample(self, engine: Any, loaded: LoadedModel, sample: Sample, fidelity: FidelityLog) -> dict[str, Any]:
+        started = time.perf_counter()
+        suite = self.prepared.suite
+        ids = suite.encode(sample)
+        fidelity.start()
+        generation = engine.generate(
+            [ids],
+            sample.max_new_tokens,
+            stop_tokens(loaded, sample),
+            min_new_tokens=sample.min_new_tokens,
+        )
+        tokens = generation.tokens[0]
+        prediction = loaded.tokenizer.decode(tokens, skip_special_tokens=True)
+        return {
+            "task": sample.task,
+            "index": sample.index,
+            "prompt_fingerprint": sample.fingerprint,
+            "bos_count": leading_bos(ids, loaded.tokenizer.bos_token_id),
+            "truncated": sample.truncated,
+            "prediction": prediction,
+            "references": list(sample.references),
+            "score": suite.score(sample, prediction),
+            "prompt_tokens": len(ids),
+            "new_tokens": len(tokens),
+            "seconds": time.perf_counter() - started,
+            "timing": {
+                "prefill_s": generation.prefill_seconds,
+                "ttft_s": generation.ttft_seconds,
+                "decode_s": generation.decode_seconds,
+                "timed_tokens": generation.timed_tokens,
+                "probe_s": generation.probe_seconds,
+            },
+            "extra": dict(sample.extra),
+            "ledger": generation.ledger.totals(),
+        }
+
+    def _record_failure(self, rows: Any, error: Exception, tracker: Tracker) -> None:
+        full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
+        if full:
+            self.store.release_reserve()
+        reason = f"{type(error).__name__}: {one_line(error)}"
+        try:
+            summary = self._summarize(rows, "failed", reason)
+        except OSError:
+            console.print("the failure itself could not be recorded: the disk is full")
+            return
+        tracker.finish(summary, {})
+
+    def _summarize(
+        self, rows: dict[tuple[str, int], dict[str, Any]], status: str, reason: str | None
+    ) -> dict[str, Any]:
+        prepared = self.prepared
+        ordered = [rows[s.task, s.index] for s in prepared.samples if (s.task, s.index) in rows]
+        text = prepared.model.config.get_text_config(decoder=True)
+        sparsity, sparsity_reasons = summarise.sparsity(
+            ordered, text.num_attention_heads, getattr(text, "num_key_value_heads", None) or text.num_attention_heads
+        )
+        timing, timing_reasons = summarise.timing(ordered)
+        validity, _ = summarise.validity(ordered, prepared.plan, self.static)
+        fidelity = FidelityLog(self.store.folder / "fidelity")
+        values, fidelity_reasons = fidelity.summary()
+        from ffd.methods import method_class
+
+        summary = {
+            "run_id": self.store.run_id,
+            "status": status,
+            "reason": reason,
+            "method": dict(self.config.method),
+            "reads_everything": method_class(self.config.method["name"]).reads_everything,
+            "model": {"name": prepared.model.name, "revision": prepared.model.revision},
+            "task": prepared.task,
+            "accuracy": summarise.accuracy(prepared.suite, prepared.plan, ordered),
+            "sparsity": sparsity,
+            "fidelity": values,
+            "validity": validity,
+            "timing": timing,
+            "skipped": [vars(s) for s in prepared.plan.skipped],
+            "notes": list(prepared.notes),
+            "null_reasons": {**sparsity_reasons, **timing_reasons, **fidelity_reasons},
+            "environment": describe_environment(),
+        }
+        self.store.write_json("summary.json", summary)
+        return summary
+
+
+def stop_tokens(loaded: LoadedModel, sample: Sample) -> list[int]:
+    """Ids that end a generation: the model's own, and the last token of each stop string of the sample."""
+    ids = set(loaded.eos_token_ids)
+    for text in sample.stop_strings:
+        ids.add(loaded.tokenizer.encode(text, add_special_tokens=False)[-1])
+    return sorted(ids)
+
+
+def leading_bos(ids: Sequence[int], bos: int | None) -> int:
+    """BOS tokens a prompt begins with; more than one means that template and tokenizer both added it."""
+    count = 0
+    while bos is not None and count < len(ids) and ids[count] == bos:
+        count += 1
+    return count

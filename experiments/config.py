@@ -1,0 +1,171 @@
+"""From Hydra's composed configuration to one validated, frozen `RunConfig`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from experiments.errors import UsageError
+
+RUNNERS = ("accuracy", "prompts")
+TRACKERS = ("wandb", "none")
+EXECUTORS = ("auto", "fused", "reference")
+_KEYS = (
+    "method", "model", "task", "runner", "executor", "tracker", "delta", "delta_unit", "seed", "out", "rerun",
+    "dry_run", "fidelity", "engine",
+)  # fmt: skip
+ALIASES = ("delta", "delta_unit")
+"""Top-level keys that stand for the method's knob of the same name."""
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """Everything one run was asked for, checked as far as it can be without data or weights."""
+
+    method: Mapping[str, Any]
+    """``name`` and knobs."""
+    model: Mapping[str, Any]
+    """``name, path, revision, dtype``."""
+    task: Mapping[str, Any]
+    """``name`` and the suite's own keys."""
+    runner: str
+    executor: str
+    tracker: str
+    seed: int
+    out: Path | None
+    """Folder of results; None means ``outputs``."""
+    rerun: bool
+    dry_run: bool
+    fidelity_every: int
+    """Probe each n-th decode step; 0 never."""
+    graph: bool | str
+    prefill_chunk: int | None
+
+    @property
+    def root(self) -> Path:
+        """Folder of results."""
+        return self.out or Path("outputs")
+
+    def resolved(self) -> dict[str, Any]:
+        """What decides the results, JSON-ready: part of the run's identity and its ``config.yaml``."""
+        return {
+            "method": dict(self.method),
+            "model": dict(self.model),
+            "task": dict(self.task),
+            "runner": self.runner,
+            "seed": self.seed,
+            "fidelity": {"every": self.fidelity_every},
+            "engine": {"graph": self.graph, "prefill_chunk": self.prefill_chunk},
+        }
+
+
+def run_config(composed: Mapping[str, Any], *, multirun: bool = False) -> RunConfig:
+    """Validate a composed configuration.
+
+    Parameters
+    ----------
+    composed
+        Hydra's configuration as plain containers, interpolations resolved.
+    multirun
+        Whether it is one job of a sweep, where an alias that the method does not have is dropped
+        instead of refused.
+
+    Raises
+    ------
+    UsageError
+        For the first value that is not accepted.
+    """
+    values = dict(composed)
+    for key in values:
+        if key not in _KEYS:
+            raise UsageError(f"{key}={values[key]}: there is no key {key}; expected one of {', '.join(_KEYS)}")
+    method = _method(values, multirun)
+    task = _mapping(values, "task")
+    for key in ("length", "samples"):
+        if task.get(key) is not None:
+            _integer(f"task.{key}", task[key], minimum=1)
+    _choice("runner", values["runner"], RUNNERS)
+    _choice("executor", values["executor"], EXECUTORS)
+    _choice("tracker", values["tracker"], TRACKERS)
+    engine = _mapping(values, "engine")
+    if engine["graph"] not in (True, False, "auto"):
+        raise UsageError(f"engine.graph={engine['graph']}: expected auto, true or false")
+    if engine["prefill_chunk"] is not None:
+        _integer("engine.prefill_chunk", engine["prefill_chunk"], minimum=1)
+    return RunConfig(
+        method=method,
+        model=_mapping(values, "model"),
+        task=task,
+        runner=values["runner"],
+        executor=values["executor"],
+        tracker=values["tracker"],
+        seed=_integer("seed", values["seed"], minimum=0),
+        out=None if values["out"] is None else Path(str(values["out"])),
+        rerun=_boolean("rerun", values["rerun"]),
+        dry_run=_boolean("dry_run", values["dry_run"]),
+        fidelity_every=_integer("fidelity.every", _mapping(values, "fidelity")["every"], minimum=0),
+        graph=engine["graph"],
+        prefill_chunk=engine["prefill_chunk"],
+    )
+
+
+def _method(values: Mapping[str, Any], multirun: bool) -> dict[str, Any]:
+    from ffd.methods import KnobError, create
+
+    method = dict(_mapping(values, "method"))
+    for alias in ALIASES:
+        value = values.get(alias)
+        if value is None:
+            continue
+        if alias in method:
+            method[alias] = value
+        elif not multirun:
+            raise UsageError(f"{alias}={value}: method {method['name']} has no knob {alias}")
+    if "delta" in method:
+        method["delta"] = _delta(method["delta"])
+    knobs = {knob: value for knob, value in method.items() if knob != "name"}
+    try:
+        create(method["name"], knobs)
+    except KnobError as error:
+        raise UsageError(str(error)) from None
+    except TypeError:
+        bad = ", ".join(f"{k}={v}" for k, v in knobs.items())
+        raise UsageError(f"method {method['name']}: a knob has a value of the wrong type ({bad})") from None
+    return method
+
+
+def _delta(value: Any) -> float:
+    try:
+        delta = float(value) if not isinstance(value, bool) else math.nan
+    except (TypeError, ValueError):
+        delta = math.nan
+    if not delta >= 0:
+        raise UsageError(f"delta={value}: expected a number >= 0 (natural-log units; inf keeps everything)")
+    return delta
+
+
+def _mapping(values: Mapping[str, Any], key: str) -> dict[str, Any]:
+    value = values.get(key)
+    if not isinstance(value, Mapping):
+        raise UsageError(f"{key}={value}: expected one of the names in conf/{key}/")
+    return dict(value)
+
+
+def _choice(key: str, value: Any, accepted: tuple[str, ...]) -> None:
+    if value not in accepted:
+        raise UsageError(f"{key}={value}: expected one of {', '.join(accepted)}")
+
+
+def _integer(key: str, value: Any, *, minimum: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
+        raise UsageError(f"{key}={value}: expected an integer >= {minimum}")
+    return value
+
+
+def _boolean(key: str, value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise UsageError(f"{key}={value}: expected true or false")
+    return value

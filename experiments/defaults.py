@@ -1,0 +1,52 @@
+"""Defaults that fit the machine, and the lines that say so."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+LONGEST_DEFAULT = 32768
+DEMO_LENGTH = 1024
+DEMO_SAMPLES = 5
+DEMO_TASKS = ("niah_single_1", "niah_multikey_2", "vt", "fwe")
+"""RULER tasks whose official prompts fill 1024 tokens; the essay tasks stay far below."""
+
+
+def fill_task(
+    task: Mapping[str, Any], *, runner: str, context_length: int, has_gpu: bool
+) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """Replace what the user left open.
+
+    Parameters
+    ----------
+    task
+        Task configuration as composed.
+    runner
+        Only accuracy runs shrink themselves.
+    context_length
+        Of the model.
+    has_gpu
+        Whether a CUDA device is there.
+
+    Returns
+    -------
+    task : dict
+        Configuration to run.
+    notes : tuple of str
+        What was chosen and how to get the official protocol.
+    """
+    filled = dict(task)
+    if task["name"] != "ruler":
+        return filled, ()
+    longest = min(context_length, LONGEST_DEFAULT)
+    open_ended = task["length"] is None and task["tasks"] is None
+    if open_ended and not has_gpu and runner == "accuracy":
+        filled.update(length=DEMO_LENGTH, tasks=list(DEMO_TASKS), samples=task["samples"] or DEMO_SAMPLES)
+        return filled, (
+            f"no GPU: RULER is cut down to {len(DEMO_TASKS)} tasks, length {DEMO_LENGTH}, "
+            f"{filled['samples']} samples a task",
+            f"official protocol: python run.py task=ruler task.length={longest} task.samples=500",
+        )
+    if task["length"] is None:
+        filled["length"] = longest
+    return filled, ()

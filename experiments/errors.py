@@ -1,0 +1,50 @@
+"""What a user may have got wrong, in one line."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+USAGE_EXIT = 2
+FAILED_EXIT = 1
+INVALID_EXIT = 3
+INTERRUPTED_EXIT = 130
+
+
+class UsageError(ValueError):
+    """The request cannot be run; the message names the field, the value and what is accepted."""
+
+
+class RunFailedError(Exception):
+    """The run ended by an error after it had begun; its folder says so too."""
+
+
+def one_line(error: BaseException) -> str:
+    """Message of an error on one line."""
+    return re.sub(r"\s+", " ", str(error)).strip() or type(error).__name__
+
+
+def hydra_line(error: BaseException, overrides: Sequence[str]) -> str:
+    """Rephrase a Hydra composition or parse error in one line that names what was typed.
+
+    Parameters
+    ----------
+    error
+        As raised by Hydra; its own text may run over many lines.
+    overrides
+        The command line's overrides, to find the one at fault.
+    """
+    text = str(error)
+    missing = re.search(r"Could not find '(\w+)/([^']*)'", text)
+    if missing:
+        group, value = missing.groups()
+        options = re.findall(r"^\t(\S+)$", text, flags=re.MULTILINE)
+        return f"{group}={value}: expected one of {', '.join(options)}"
+    unknown = re.search(r"Key '([^']+)' is not in struct\s+full_key: (\S+)", text) or re.search(
+        r"Could not override '([^']+)'", text
+    )
+    if unknown:
+        key = unknown.groups()[-1]
+        typed = next((o for o in overrides if o.lstrip("+~").split("=")[0] == key), key)
+        return f"{typed}: there is no key {key}; see python run.py --help and conf/"
+    return one_line(error)

@@ -1,0 +1,66 @@
+"""Fidelity of a run, added up sample by sample on the disk, so that a resumed run continues the sum."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from eval.fidelity import FidelityProbe, FidelityState, summary, table, write_table
+from experiments.store import read_json, write_atomically
+
+
+class FidelityLog:
+    """Accumulated state of the samples that finished.
+
+    The sum and the list of samples in it must change together: each sum gets a file of its own, and
+    ``current.json``, replaced atomically, names the valid one with its samples.
+
+    Parameters
+    ----------
+    folder
+        Where the files are kept; absent before the first sample.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.probe = FidelityProbe()
+        current = read_json(folder / "current.json")
+        self._covered: list[str] = current["samples"] if current else []
+        self._file: str | None = current["file"] if current else None
+        self.state = FidelityState.load(folder / self._file) if self._file else FidelityState(self.probe.unit)
+
+    def start(self) -> None:
+        """A sample begins."""
+        self.probe.start()
+
+    def keep(self, task: str, index: int) -> None:
+        """The sample finished: add what was observed, once, and put the sum on the disk."""
+        observed, name = self.probe.take(), f"{task}/{index}"
+        if name in self._covered or not (observed.layers or observed.dense_calls):
+            return
+        self.state = self.state.merge(observed)
+        self._covered.append(name)
+        previous, self._file = self._file, f"sum-of-{len(self._covered)}.safetensors"
+        self.folder.mkdir(exist_ok=True)
+        self.state.save(self.folder / self._file)
+        pointer = json.dumps({"file": self._file, "samples": self._covered})
+        write_atomically(self.folder / "current.json", pointer.encode())
+        if previous is not None:
+            (self.folder / previous).unlink(missing_ok=True)
+
+    def summary(self) -> tuple[dict[str, Any], dict[str, str]]:
+        """Headline figures, and under dotted names the reasons of those that are null."""
+        figures = summary(self.state)
+        reasons = figures.pop("null_reasons", {})
+        return figures, {f"fidelity.{name}": reason for name, reason in reasons.items()}
+
+    def table(self) -> list[dict[str, Any]]:
+        """One row per layer and query head."""
+        return table(self.state) if self.state.layers else []
+
+    def write_table(self, path: Path) -> None:
+        """Write the table as CSV, if anything was probed."""
+        rows = self.table()
+        if rows:
+            write_table(path, rows)

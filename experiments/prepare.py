@@ -1,0 +1,102 @@
+"""What every runner needs before weights are loaded: model description, suite, plan and prompts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from eval.data import DataError
+from eval.models import ModelDescription, ModelError, ModelSpec, describe
+from eval.records import Plan, Sample, Skipped, Suite, TaskError
+from eval.suites import make_suite
+from experiments.config import RunConfig
+from experiments.defaults import fill_task
+from experiments.errors import UsageError
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A run that is ready to be estimated and started."""
+
+    config: RunConfig
+    spec: ModelSpec
+    model: ModelDescription
+    task: dict[str, Any]
+    """Task configuration with the machine's defaults filled in."""
+    suite: Suite
+    plan: Plan
+    samples: tuple[Sample, ...]
+    """In task and index order."""
+    notes: tuple[str, ...]
+    """Lines for the table's header."""
+
+    def prompt_tokens(self, sample: Sample) -> int:
+        """Tokens of a sample's prompt, from the suite where it knows them."""
+        known = sample.extra.get("prompt_tokens")
+        return int(known) if known is not None else len(self.suite.encode(sample))
+
+
+def prepare(config: RunConfig) -> Prepared:
+    """Resolve model and task and generate the prompts.
+
+    Raises
+    ------
+    UsageError
+        For a model, a task or data that cannot be had as asked, or if no task is left to run.
+    """
+    try:
+        spec = ModelSpec(**{key: value for key, value in config.model.items() if value is not None})
+        model = describe(spec)
+        task, notes = fill_task(
+            config.task, runner=config.runner, context_length=model.context_length, has_gpu=_has_gpu()
+        )
+        suite = make_suite(
+            task,
+            model.tokenizer,
+            model_name=model.name,
+            model_family=model.family,
+            context_length=model.context_length,
+            seed=config.seed,
+        )
+        plan = suite.plan()
+        samples, missing = _samples(suite, plan)
+    except (ModelError, TaskError, DataError) as error:
+        raise UsageError(str(error)) from None
+    except TypeError as error:
+        raise UsageError(f"model: {error}") from None
+    plan = Plan(
+        tasks=tuple(t for t in plan.tasks if t not in {m.task for m in missing}),
+        samples_per_task=plan.samples_per_task,
+        skipped=(*plan.skipped, *missing),
+        official=plan.official,
+        notes=plan.notes,
+    )
+    if not plan.tasks:
+        reasons = "; ".join(f"{s.task}: {s.reason}" for s in plan.skipped)
+        raise UsageError(f"task={task['name']}: no task can be run ({reasons})")
+    return Prepared(config, spec, model, task, suite, plan, samples, (*notes, *plan.notes))
+
+
+def _samples(suite: Suite, plan: Plan) -> tuple[tuple[Sample, ...], list[Skipped]]:
+    from eval.data import SourceUnavailable
+
+    samples: list[Sample] = []
+    missing: list[Skipped] = []
+    for task in plan.tasks:
+        try:
+            samples.extend(suite.samples(task))
+        except SourceUnavailable as error:
+            missing.append(Skipped(task, str(error), source_missing=True))
+    return tuple(samples), missing
+
+
+def prompts_fingerprint(samples: Sequence[Sample]) -> list[str]:
+    """Fingerprints of all prompts with their limits, in order: what two runs must share to be compared."""
+    return [f"{s.task}/{s.index}/{s.max_new_tokens}/{s.fingerprint}" for s in samples]
+
+
+def _has_gpu() -> bool:
+    import torch
+
+    return torch.cuda.is_available()

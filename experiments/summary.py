@@ -1,0 +1,165 @@
+"""From finished samples to ``summary.json``: nothing in it that was not counted, timed or scored."""
+
+from __future__ import annotations
+
+import statistics
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from eval.records import Plan, Suite
+
+Row = Mapping[str, Any]
+"""One line of ``samples.jsonl``."""
+
+
+def accuracy(suite: Suite, plan: Plan, rows: Sequence[Row]) -> dict[str, Any]:
+    """Per-task scores, intervals and prompt lengths, and the suite's averages."""
+    by_task: dict[str, list[Row]] = {task: [] for task in plan.tasks}
+    for row in rows:
+        by_task[row["task"]].append(row)
+    scores, averages = suite.summarize({task: [r["score"] for r in own] for task, own in by_task.items()})
+    result: dict[str, Any] = {}
+    for task, score in scores.items():
+        own = by_task[task]
+        lengths = [r["prompt_tokens"] for r in own]
+        result[task] = {
+            "score": score.score,
+            "n": score.n,
+            "ci95": None if score.ci95 is None else list(score.ci95),
+            "length_tokens": {"min": min(lengths), "median": statistics.median(lengths), "max": max(lengths)}
+            if lengths
+            else None,
+            "new_tokens": statistics.mean(r["new_tokens"] for r in own) if own else None,
+            "truncated": sum(bool(r["truncated"]) for r in own),
+        }
+    result.update(averages)
+    result["average_partial"] = bool(plan.skipped) or any(not own for own in by_task.values())
+    return result
+
+
+def sparsity(rows: Sequence[Row], num_query_heads: int, num_kv_heads: int) -> tuple[dict[str, Any], dict[str, str]]:
+    """Keep ratios over every decode layer-step, dense layers included with keep = 1; token-weighted.
+
+    Parameters
+    ----------
+    rows
+        Finished samples with their ledgers.
+    num_query_heads, num_kv_heads
+        Of a layer; sliding-window layers have no ledger of their own and are read whole.
+
+    Returns
+    -------
+    values : dict
+        keep_head, keep_io, sparsity, bytes_ratio, and bytes read by stage.
+    reasons : dict
+        Why a value is None.
+    """
+    selected = union = context = read = dense = 0.0
+    stages: dict[str, float] = defaultdict(float)
+    for row in rows:
+        for layer in row["ledger"]["layers"]:
+            context += layer["context"]
+            selected += sum(layer["selected"]) / num_query_heads
+            union += sum(layer["union"]) / num_kv_heads
+            read += sum(layer["bytes_read"].values())
+            dense += layer["dense_bytes"]
+            for stage, size in layer["bytes_read"].items():
+                stages[stage] += size
+        window = row["ledger"]["sliding_context"]
+        context, selected, union = context + window, selected + window, union + window
+    values: dict[str, Any] = {
+        "keep_head": _ratio(selected, context),
+        "keep_io": _ratio(union, context),
+        "sparsity": None if not context else 1.0 - union / context,
+        "bytes_ratio": _ratio(read, dense),
+        "bytes_by_stage": dict(stages),
+    }
+    reason = "no decode step was run" if not context else "only sliding-window layers"
+    return values, {f"sparsity.{key}": reason for key, value in values.items() if value is None}
+
+
+def timing(rows: Sequence[Row]) -> tuple[dict[str, Any], dict[str, str]]:
+    """Means over samples, and the decode rate over all steps that were not probed."""
+    seconds = sum(r["timing"]["decode_s"] for r in rows)
+    tokens = sum(r["timing"]["timed_tokens"] for r in rows)
+    values = {
+        "prefill_s": _mean([r["timing"]["prefill_s"] for r in rows]),
+        "ttft_s": _mean([r["timing"]["ttft_s"] for r in rows]),
+        "decode_tok_s": _ratio(tokens, seconds),
+        "decode_s": seconds,
+        "probe_s": sum(r["timing"]["probe_s"] for r in rows),
+        "total_s": sum(r["seconds"] for r in rows),
+    }
+    reasons = {}
+    if values["decode_tok_s"] is None:
+        reasons["timing.decode_tok_s"] = "no decode step ran without a probe"
+    if not rows:
+        reasons.update({"timing.prefill_s": "no sample finished", "timing.ttft_s": "no sample finished"})
+    return values, reasons
+
+
+def validity(rows: Sequence[Row], plan: Plan, static: Mapping[str, Any]) -> tuple[dict[str, Any], str | None]:
+    """Whether every decode layer-step took its configured path.
+
+    Returns
+    -------
+    values : dict
+        The ``validity`` block.
+    problem : str or None
+        Why the run is invalid.
+    """
+    sparse = sum(r["ledger"]["sparse_steps"] for r in rows)
+    dense = sum(r["ledger"]["dense_steps"] for r in rows)
+    expected = sum(r["ledger"]["expected_steps"] for r in rows)
+    values = {**static, "sparse_steps": sparse, "dense_steps": dense, "expected_steps": expected}
+    values["official_data"] = plan.official
+    problem = None
+    if sparse + dense != expected:
+        problem = f"{sparse} sparse and {dense} configured-dense layer-steps do not add up to {expected}"
+    doubled = sum(r["bos_count"] > 1 for r in rows)
+    if doubled:
+        problem = f"{doubled} prompts begin with more than one BOS"
+    return values, problem
+
+
+def layer_table(rows: Sequence[Row]) -> list[dict[str, Any]]:
+    """Keep ratios per layer, kv head and query head, over all samples."""
+    totals: dict[int, dict[str, Any]] = {}
+    for row in rows:
+        for layer in row["ledger"]["layers"]:
+            total = totals.setdefault(
+                layer["layer"],
+                {
+                    "sparse": layer["sparse"],
+                    "context": 0.0,
+                    "selected": [0.0] * len(layer["selected"]),
+                    "union": [0.0] * len(layer["union"]),
+                },
+            )
+            total["context"] += layer["context"]
+            for key in ("selected", "union"):
+                total[key] = [a + b for a, b in zip(total[key], layer[key], strict=True)]
+    table = []
+    for index, total in sorted(totals.items()):
+        group = len(total["selected"]) // len(total["union"])
+        for head, tokens in enumerate(total["selected"]):
+            table.append(
+                {
+                    "layer": index,
+                    "head": head,
+                    "kv_head": head // group,
+                    "sparse": total["sparse"],
+                    "keep_head": _ratio(tokens, total["context"]),
+                    "keep_io": _ratio(total["union"][head // group], total["context"]),
+                }
+            )
+    return table
+
+
+def _ratio(part: float, whole: float) -> float | None:
+    return part / whole if whole else None
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return statistics.mean(values) if values else None

@@ -1,0 +1,66 @@
+"""The one command: ``python run.py method=ffd delta=7 task=ruler``; see ``python run.py --help``."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any
+
+import hydra
+from omegaconf import OmegaConf
+
+from experiments.errors import (
+    FAILED_EXIT,
+    INTERRUPTED_EXIT,
+    USAGE_EXIT,
+    RunFailedError,
+    UsageError,
+    hydra_line,
+    one_line,
+)
+
+# Lets errors reach us instead of Hydra's own multi-line report.
+os.environ.setdefault("HYDRA_FULL_ERROR", "1")
+
+_exit_codes: list[int] = []
+"""Of the jobs that ran in this process; Hydra returns nothing to its caller."""
+
+
+@hydra.main(version_base="1.3", config_path="conf", config_name="config")
+def job(composed: Any) -> None:
+    """One run."""
+    from hydra.core.hydra_config import HydraConfig
+    from hydra.types import RunMode
+
+    from experiments.main import execute
+
+    multirun = HydraConfig.get().mode == RunMode.MULTIRUN
+    try:
+        code = execute(OmegaConf.to_container(composed, resolve=True), multirun=multirun)
+    except (UsageError, RunFailedError) as error:
+        # Handled here: what leaves a job is reported by Hydra in words of its own.
+        print(f"error: {one_line(error)}", file=sys.stderr)
+        code = USAGE_EXIT if isinstance(error, UsageError) else FAILED_EXIT
+    except KeyboardInterrupt:
+        print("interrupted: finished samples are kept, the same command resumes", file=sys.stderr)
+        code = INTERRUPTED_EXIT
+    _exit_codes.append(code)
+
+
+def main() -> int:
+    """Run and turn every expected failure into one line and an exit code."""
+    try:
+        job()
+    except Exception as error:
+        from hydra.errors import HydraException
+        from omegaconf.errors import OmegaConfBaseException
+
+        if not isinstance(error, (HydraException, OmegaConfBaseException)):
+            raise
+        print(f"error: {hydra_line(error, sys.argv[1:])}", file=sys.stderr)
+        return USAGE_EXIT
+    return max(_exit_codes, default=0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

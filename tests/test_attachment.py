@@ -1,0 +1,87 @@
+"""Plain model.generate after ffd.attach."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import ffd
+from ffd.cache import UnsupportedModelError
+from tests.tiny import FAMILIES, random_prompt, tiny_model
+
+EXACT = ffd.FFD(delta=float("inf"), residual="exact", block_size=64)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_generate_decodes_sparsely_and_detach_gives_the_model_back(family):
+    model = tiny_model(family)
+    ids = torch.tensor([random_prompt(100)])
+    expected = model.generate(ids, max_new_tokens=60, do_sample=False)
+    with ffd.attach(model, EXACT) as attached:
+        assert torch.equal(model.generate(ids, max_new_tokens=60, do_sample=False), expected)
+        report = attached.report()
+        assert report.complete
+        assert report.sparse_steps == 59 * 2
+    assert model.config._attn_implementation == "sdpa"
+    assert "generate" not in vars(model)
+    assert torch.equal(model.generate(ids, max_new_tokens=60, do_sample=False), expected)
+
+
+def test_left_padding_changes_nothing():
+    model = tiny_model("qwen2")
+    prompts = [random_prompt(100, seed=1), random_prompt(61, seed=2)]
+    method = ffd.FFD(delta=0.7, block_size=64)
+    alone = []
+    with ffd.attach(model, method):
+        for prompt in prompts:
+            out = model.generate(torch.tensor([prompt]), max_new_tokens=40, do_sample=False)
+            alone.append(out[0, len(prompt) :].tolist())
+        ids = torch.tensor([prompts[0], [0] * 39 + prompts[1]])
+        mask = torch.ones_like(ids)
+        mask[1, :39] = 0
+        out = model.generate(ids, attention_mask=mask, max_new_tokens=40, do_sample=False)
+    assert out[:, 100:].tolist() == alone
+
+
+@pytest.mark.parametrize("chunk", [33, 99])
+def test_chunked_prefill_under_generate(chunk):
+    # 99 leaves a last chunk of one token, which must not be taken for a decode step.
+    model = tiny_model("llama")
+    ids = torch.tensor([random_prompt(100)])
+    expected = model.generate(ids, max_new_tokens=30, do_sample=False)
+    with ffd.attach(model, EXACT) as attached:
+        out = model.generate(ids, max_new_tokens=30, do_sample=False, prefill_chunk_size=chunk)
+        assert attached.report().sparse_steps == 29 * 2
+    assert torch.equal(out, expected)
+
+
+def test_num_return_sequences_and_sampling():
+    model = tiny_model("llama")
+    ids = torch.tensor([random_prompt(70)])
+    torch.manual_seed(1)
+    expected = model.generate(ids, max_new_tokens=20, do_sample=True, num_return_sequences=3)
+    with ffd.attach(model, EXACT):
+        torch.manual_seed(1)
+        out = model.generate(ids, max_new_tokens=20, do_sample=True, num_return_sequences=3)
+    assert torch.equal(out, expected)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "name"),
+    [
+        ({"num_beams": 2}, "num_beams=2"),
+        ({"use_cache": False}, "use_cache=False"),
+        ({"cache_implementation": "static"}, "cache_implementation"),
+        ({"prompt_lookup_num_tokens": 3}, "prompt_lookup_num_tokens"),
+    ],
+)
+def test_what_cannot_be_done_is_refused_by_name(arguments, name):
+    model = tiny_model("llama")
+    with ffd.attach(model, EXACT), pytest.raises(UnsupportedModelError, match=name):
+        model.generate(torch.tensor([[1, 2, 3]]), max_new_tokens=4, **arguments)
+
+
+def test_report_before_generate_is_an_error():
+    model = tiny_model("llama")
+    with ffd.attach(model, EXACT) as attached, pytest.raises(RuntimeError, match="generate has not been called"):
+        attached.report()
