@@ -88,6 +88,11 @@ class Selection:
     """float32 [B, Hq]: estimated row maximum, natural units, for the methods that have one."""
     estimated: Tensor | None = None
     """int, like `scanned`: tokens scored by a second estimate."""
+    margin: Tensor | None = None
+    """float32, broadcastable to [B, Hq]: nats below the row maximum that the rule keeps, where it has such a margin."""
+    score_shift: Tensor | None = None
+    """float32 [B, Hq]: what must be added to `scores`, `estimate` and `pseudo_max` to give scores of the keys as the
+    model made them; None for zero. Softmax does not see it, a logsumexp does."""
 
     def union(self, num_kv_heads: int) -> Tensor:
         """Tokens loaded per kv head, bool [B, Hkv, N]."""
@@ -194,6 +199,10 @@ class Method(ABC):
     name: ClassVar[str]
     reads_everything: ClassVar[bool] = False
     """True for methods without selection (dense, kivi): keep ratios are 1 by construction."""
+    keep_all_knobs: ClassVar[Mapping[str, Any]] = {}
+    """Knobs under which the method attends to everything exactly, so that it must equal dense."""
+    small_knobs: ClassVar[Mapping[str, Any]] = {}
+    """Knobs under which contexts of a few dozen tokens exercise the rule: conformance tests run with them."""
 
     @abstractmethod
     def new_layer(self, geometry: LayerGeometry, rows: RowState, executor: Executor) -> MethodLayer:

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -48,6 +48,8 @@ class FFD(Method):
     """Top-delta over 2-bit thumbnails."""
 
     name: ClassVar[str] = "ffd"
+    keep_all_knobs: ClassVar[dict[str, Any]] = {"delta": math.inf, "residual": "exact"}
+    small_knobs: ClassVar[dict[str, Any]] = {"block_size": 64, "sub_block": 16, "delta": 0.25, "n_sink": 4}
 
     delta: float = 7.0
     """Margin below the pseudo-maximum, in `delta_unit`; infinity keeps everything."""
@@ -199,6 +201,10 @@ class FFDLayer(MethodLayer):
             scores=scan + refinement,
             scanned=quantised,
             pseudo_max=floor,
+            margin=self.delta_nats,
+            score_shift=None
+            if self.centre is None
+            else reference.key_scores(q, self.centre[:, :, None], scale).squeeze(-1),
         )
 
     def _scores(self, q: Tensor, scale: float, num_tokens: int) -> tuple[Tensor, Tensor]:
