@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from eval.fidelity.catalogue import METRICS, SET_SIZES
-from eval.fidelity.metrics import ExactStep, observe
+from eval.fidelity.metrics import ExactStep, Observation, observe, output_errors
 from eval.fidelity.ranks import average_ranks, spearman
 from ffd.methods.base import Selection
-from ffd.reference import key_scores, union_over_group, visible
+from ffd.reference import key_scores, masked_attention, union_over_group, visible
 
 B, HKV, G, N, D, UNIT = 3, 2, 3, 90, 16, 16
 LENGTHS = (90, 67, 5)
@@ -23,6 +23,7 @@ MARGIN = 3.0
 @dataclass
 class Case:
     exact: ExactStep
+    values: torch.Tensor
     selection: Selection
     stored: torch.Tensor
     out: torch.Tensor
@@ -57,7 +58,8 @@ def make_case(seed: int = 0, *, shift: bool = False) -> Case:
     if offset is not None:
         used, estimate, pseudo = used - offset[..., None], estimate - offset[..., None], pseudo - offset
     return Case(
-        ExactStep(scores, lengths, values),
+        ExactStep(scores, lengths),
+        values,
         Selection(
             lengths=lengths,
             selected=selected,
@@ -71,6 +73,12 @@ def make_case(seed: int = 0, *, shift: bool = False) -> Case:
         ),
         (values * 1.01),
         torch.randn(B, HKV * G, D, generator=g).half(),
+    )
+
+
+def observe_all(case: Case) -> dict[str, Observation]:
+    return observe(case.exact, case.selection, HKV, UNIT) | output_errors(
+        case.exact, case.values, case.selection, case.stored, case.out
     )
 
 
@@ -120,8 +128,8 @@ def brute_force(case: Case, b: int, h: int) -> dict[str, float | None]:
     in_margin = {j for j in range(n) if s[j] >= max(s) - MARGIN}
     mass = sum(math.exp(s[j]) for j in kept)
     used = sum(math.exp(t[j]) for j in kept)
-    out, dense = (x.double().numpy()[b, h] for x in (case.out, case.exact.output))
-    np.testing.assert_allclose(dense, attention(s, order, case.exact.values[b, kv, :n].double().numpy()), rtol=1e-4)
+    out = case.out.double().numpy()[b, h]
+    dense = attention(s, order, case.values[b, kv, :n].double().numpy())
     same = attention(t, kept, case.stored[b, kv, :n].double().numpy())
     top = order[: math.ceil(0.05 * n)]
     gap = max(s) - (float(sel.pseudo_max[b, h]) + shift)  # type: ignore[index]
@@ -162,7 +170,7 @@ def brute_force(case: Case, b: int, h: int) -> dict[str, float | None]:
 @pytest.mark.parametrize("shift", [False, True])
 def test_every_metric_equals_its_definition(shift: bool) -> None:
     case = make_case(shift=shift)
-    observed = observe(case.exact, case.selection, case.stored, case.out, UNIT)
+    observed = observe_all(case)
     assert set(observed) == {metric.name for metric in METRICS}
     undefined: set[str] = set()
     for b in range(B):
@@ -191,7 +199,8 @@ def test_keeping_everything_exactly_loses_nothing() -> None:
         estimate=case.exact.scores.masked_fill(~everything, torch.nan),
         pseudo_max=case.exact.maximum,
     )
-    observed = observe(case.exact, selection, case.exact.values, case.exact.output, UNIT)
+    out = masked_attention(case.exact.scores, everything, case.values)[0]
+    observed = observe_all(Case(case.exact, case.values, selection, case.values, out))
     ones = ("keep_head", "keep_io", "mass_recall", "salient_hit_delta", "salient_hit_mass", "spearman", "output_cos")
     zeros = ("lse_error", "lse_omitted", "lse_quantisation", "output_rel_error", "executor_rel_error")
     for names, expected in ((ones, 1.0), (zeros, 0.0), (("pseudo_max_gap", "false_negatives"), 0.0)):
@@ -202,9 +211,7 @@ def test_keeping_everything_exactly_loses_nothing() -> None:
 def test_attending_to_nothing_is_undefined_rather_than_a_number() -> None:
     case = make_case()
     nothing = torch.zeros_like(case.selection.attended)
-    observed = observe(
-        case.exact, replace(case.selection, selected=nothing, attended=nothing), case.stored, case.out, UNIT
-    )
+    observed = observe(case.exact, replace(case.selection, selected=nothing, attended=nothing), HKV, UNIT)
     for name in ("lse_error", "lse_omitted", "lse_quantisation"):
         assert not observed[name].value.isfinite().any()
     assert not observed["set_recall_own_size"].defined.any()  # type: ignore[union-attr]
@@ -219,7 +226,7 @@ def test_a_method_without_estimate_pseudo_maximum_or_margin_has_no_such_metric()
         pseudo_max=None,
         margin=None,
     )
-    observed = observe(case.exact, bare, case.stored, case.out, UNIT)
+    observed = observe(case.exact, bare, HKV, UNIT)
     assert not {"pseudo_max_gap", "false_negatives", "proxy_error_cases"} & set(observed)
     assert observed["spearman"].value.isnan().all()
     assert (observed["estimate_missing"].value == 1).all()
@@ -242,8 +249,7 @@ def test_set_recall_takes_ties_by_position() -> None:
     kept[..., :64] = True
     lengths = torch.tensor([80])
     selection = Selection(lengths, kept, kept, scores, scores, lengths)
-    values = torch.ones(1, 1, 80, 8)
-    observed = observe(ExactStep(scores, lengths, values), selection, values, torch.ones(1, 1, 8), 16)
+    observed = observe(ExactStep(scores, lengths), selection, 1, 16)
     assert float(observed["set_recall_64"].value) == 1.0
     assert float(observed["salient_hit_delta"].value) == pytest.approx(64 / 80)
     assert math.isnan(float(observed["spearman"].value))

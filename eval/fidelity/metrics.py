@@ -42,18 +42,11 @@ class ExactStep:
     """float32 [B, Hq, N], natural units."""
     lengths: Tensor
     """int [B]."""
-    values: Tensor
-    """[B, Hkv, N, d]."""
 
     @cached_property
     def visible(self) -> Tensor:
         """Tokens each row holds: bool [B, 1, N]."""
         return visible(self.lengths, self.scores.shape[-1])[:, None]
-
-    @cached_property
-    def output(self) -> Tensor:
-        """float32 [B, Hq, d]."""
-        return masked_attention(self.scores, self.visible.expand_as(self.scores), self.values)[0]
 
     @cached_property
     def masked(self) -> Tensor:
@@ -90,10 +83,8 @@ class ExactStep:
         return ((cumulative < mass).sum(dim=-1) + 1).minimum(self.lengths[:, None])
 
 
-def observe(
-    exact: ExactStep, selection: Selection, stored_values: Tensor, out: Tensor, unit: int
-) -> dict[str, Observation]:
-    """All metrics of one step of one layer.
+def observe(exact: ExactStep, selection: Selection, num_kv_heads: int, unit: int) -> dict[str, Observation]:
+    """All metrics of one step of one layer that need no values; `output_errors` has the others.
 
     Parameters
     ----------
@@ -101,10 +92,8 @@ def observe(
         Dense attention of the step.
     selection
         What the method attended to, and its scores.
-    stored_values
-        [B, Hkv, N, d], values as the method stores them.
-    out
-        [B, Hq, d], the output of the real kernel.
+    num_kv_heads
+        Kv heads that the query heads share.
     unit
         Tokens per page of the page-level Spearman correlation.
 
@@ -115,10 +104,9 @@ def observe(
         pseudo-maximum) is absent.
     """
     observed = (
-        keep_ratios(selection, stored_values.shape[1])
+        keep_ratios(selection, num_kv_heads)
         | recalls(exact, selection)
         | lse_errors(exact, selection)
-        | output_errors(exact, selection, stored_values, out)
         | rank_correlations(exact, selection.estimate, unit)
     )
     if selection.pseudo_max is not None:
@@ -206,9 +194,27 @@ def lse_errors(exact: ExactStep, selection: Selection) -> dict[str, Observation]
     }
 
 
-def output_errors(exact: ExactStep, selection: Selection, stored_values: Tensor, out: Tensor) -> dict[str, Observation]:
-    """Output against dense, and against the reference executor's for the same selection."""
-    got, dense = out.double(), exact.output.double()
+def output_errors(
+    exact: ExactStep, values: Tensor, selection: Selection, stored_values: Tensor, out: Tensor
+) -> dict[str, Observation]:
+    """Output against dense, and against the reference executor's for the same selection.
+
+    Parameters
+    ----------
+    exact
+        Dense attention of the step.
+    values
+        [B, Hkv, N, d], exact values.
+    selection
+        What the method attended to, and its scores.
+    stored_values
+        [B, Hkv, N, d], values as the method stores them.
+    out
+        [B, Hq, d], what the executor that ran gave.
+    """
+    everything = exact.visible.expand_as(exact.scores)
+    got = out.double()
+    dense = masked_attention(exact.scores, everything, values)[0].double()
     same = masked_attention(selection.scores, selection.attended, stored_values)[0].double()
     norm = dense.norm(dim=-1)
     return {

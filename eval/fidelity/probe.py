@@ -6,8 +6,9 @@ import torch
 from torch import Tensor
 
 from eval.fidelity.accumulate import FidelityState
-from eval.fidelity.metrics import ExactStep, observe
+from eval.fidelity.metrics import ExactStep, Observation, observe, output_errors
 from ffd.cache import DecodeHandle
+from ffd.methods import MethodLayer
 
 
 class FidelityProbe:
@@ -61,9 +62,33 @@ class FidelityProbe:
         if not self._state.layers:
             dense_calls = self._state.dense_calls
             self._state = FidelityState(self.unit, layers, q.shape[1], dense_calls, q.device)
-        dense = handle.shadow.select(q, scale)
-        num_tokens = dense.scores.shape[-1]
-        exact = ExactStep(dense.scores, dense.lengths, handle.shadow.stored_values(num_tokens))
-        selection = handle.storage.select(q, scale)
-        observed = observe(exact, selection, handle.storage.stored_values(num_tokens), out, self.unit)
-        self._state.add(layers.index(handle.layer_idx), observed, handle.cache.rows.active.bool())
+        active = handle.cache.rows.active.bool()
+        observed = observe_layer(handle.storage, handle.shadow, q, scale, out, self.unit)
+        self._state.add(layers.index(handle.layer_idx), observed, active)
+
+
+def observe_layer(
+    storage: MethodLayer, dense: MethodLayer, q: Tensor, scale: float, out: Tensor | None, unit: int
+) -> dict[str, Observation]:
+    """All metrics of a storage's last decode step.
+
+    Parameters
+    ----------
+    storage, dense
+        The method's layer, and a dense one that holds the same tokens.
+    q
+        [B, Hq, d].
+    scale
+        Softmax scale.
+    out
+        [B, Hq, d], output of `storage`; None where values are not known, which leaves its metrics out.
+    unit
+        Tokens per page of the page-level Spearman correlation.
+    """
+    reference, selection = dense.select(q, scale), storage.select(q, scale)
+    exact = ExactStep(reference.scores, reference.lengths)
+    observed = observe(exact, selection, storage.geometry.num_kv_heads, unit)
+    if out is not None:
+        n = exact.scores.shape[-1]
+        observed |= output_errors(exact, dense.stored_values(n), selection, storage.stored_values(n), out)
+    return observed

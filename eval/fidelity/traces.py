@@ -1,0 +1,229 @@
+"""Recorded queries, keys and values of chosen layers and steps, and the replay of methods over them.
+
+A trace is one safetensors file. ``L`` stands for a model layer, post-RoPE and left-aligned as in the
+cache; a step's keys are the first ``lengths[s]`` ones, since keys only ever grow.
+
+==================  =====================  =================================================
+tensor              shape and dtype        content
+==================  =====================  =================================================
+``keys.L``          [B, Hkv, N, d] model   exact keys at the last recorded step
+``values.L``        [B, Hkv, N, d] model   exact values; absent if they were not recorded
+``queries.L``       [S, B, Hq, d] model    query of each recorded step
+``lengths``         [S, B] int32           tokens visible at each step, the current one included
+``active``          [S, B] bool            rows that still decoded
+``prompt_lengths``  [B] int32              tokens that came by prefill, the rest by appending
+==================  =====================  =================================================
+
+The metadata's ``trace`` is JSON: ``format`` (ffd-trace/1), ``scale`` (softmax scale), ``layers``, ``note``.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from eval.fidelity.accumulate import FidelityState
+from eval.fidelity.probe import observe_layer
+from ffd.cache import DecodeHandle
+from ffd.methods import LayerGeometry, Method, RowState
+from ffd.methods.dense import Dense
+
+FORMAT = "ffd-trace/1"
+
+
+@dataclass(frozen=True, eq=False)
+class Trace:
+    """Contents of a trace; the module's docstring gives shapes and dtypes."""
+
+    scale: float
+    keys: dict[int, Tensor]
+    values: dict[int, Tensor]
+    """Empty if values were not recorded."""
+    queries: dict[int, Tensor]
+    lengths: Tensor
+    active: Tensor
+    prompt_lengths: Tensor
+    note: str = ""
+    """Free text: model, prompt."""
+
+    @property
+    def layers(self) -> tuple[int, ...]:
+        """Recorded model layers."""
+        return tuple(self.keys)
+
+    def save(self, path: Path) -> None:
+        """Write the file; an old one stays whole until the new one is complete."""
+        from safetensors.torch import save_file
+
+        tensors = {name: getattr(self, name) for name in ("lengths", "active", "prompt_lengths")}
+        for kind in ("keys", "values", "queries"):
+            tensors |= {f"{kind}.{layer}": tensor for layer, tensor in getattr(self, kind).items()}
+        about = {"format": FORMAT, "scale": self.scale, "layers": list(self.layers), "note": self.note}
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+        try:
+            tensors = {name: tensor.contiguous() for name, tensor in tensors.items()}
+            save_file(tensors, partial, metadata={"trace": json.dumps(about)})
+            partial.replace(path)
+        finally:
+            partial.unlink(missing_ok=True)
+
+    @classmethod
+    def load(cls, path: Path, device: torch.device | str = "cpu") -> Trace:
+        """Read a trace.
+
+        Raises
+        ------
+        ValueError
+            If the file is damaged or not a trace.
+        """
+        from safetensors import SafetensorError, safe_open
+
+        try:
+            with safe_open(path, framework="pt", device=str(device)) as file:
+                about = json.loads((file.metadata() or {}).get("trace", "{}"))
+                if about.get("format") != FORMAT:
+                    raise ValueError(f"{path}: not a trace of format {FORMAT}")
+                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
+        except SafetensorError as error:
+            raise ValueError(f"{path}: damaged trace ({error})") from error
+
+        def of(kind: str) -> dict[int, Tensor]:
+            return {x: tensors[f"{kind}.{x}"] for x in about["layers"] if f"{kind}.{x}" in tensors}
+
+        return cls(
+            scale=about["scale"],
+            keys=of("keys"),
+            values=of("values"),
+            queries=of("queries"),
+            lengths=tensors["lengths"],
+            active=tensors["active"],
+            prompt_lengths=tensors["prompt_lengths"],
+            note=about["note"],
+        )
+
+
+class TraceRecorder:
+    """A probe that records; give it to ``ffd.Engine(probe=...)`` and take the trace after ``generate``.
+
+    Parameters
+    ----------
+    layers
+        Model layers to record.
+    values
+        Record values too; without them a replay has no output metrics.
+    """
+
+    def __init__(self, layers: Sequence[int], *, values: bool = True) -> None:
+        self.layers = tuple(sorted(set(layers)))
+        self.values = values
+        self.start()
+
+    def start(self) -> None:
+        """Forget what was recorded."""
+        self._steps: dict[int, list[Tensor]] = {}
+        self._lengths: list[Tensor] = []
+        self._active: list[Tensor] = []
+        self._handles: dict[int, DecodeHandle] = {}
+        self._scale = 0.0
+
+    def __call__(self, handle: DecodeHandle, q: Tensor, scale: float, out: Tensor) -> None:
+        """Record one layer's query; see `ffd.cache.Probe`."""
+        if handle.layer_idx not in self.layers:
+            return
+        if handle.layer_idx == self.layers[0]:
+            self._lengths.append(handle.cache.rows.lengths.clone())
+            self._active.append(handle.cache.rows.active.bool())
+        self._steps.setdefault(handle.layer_idx, []).append(q.clone())
+        self._handles[handle.layer_idx] = handle
+        self._scale = scale
+
+    def take(self, note: str = "") -> Trace:
+        """The trace of the steps recorded since the last call, on the host.
+
+        Raises
+        ------
+        ValueError
+            If nothing was recorded, or one of the layers does not exist or is no full-attention layer.
+        """
+        missing = [layer for layer in self.layers if layer not in self._handles]
+        if missing or not self.layers:
+            raise ValueError(f"layers={list(self.layers)}: nothing was recorded for {missing or 'any layer'}")
+        keys: dict[int, Tensor] = {}
+        values: dict[int, Tensor] = {}
+        lengths = torch.stack(self._lengths).cpu()
+        n = int(lengths.max())
+        for layer, handle in self._handles.items():
+            if handle.shadow is None:
+                raise ValueError("shadow=False: a trace needs a cache that keeps exact keys and values (shadow=True)")
+            keys[layer] = handle.shadow.keys[:, :, :n].cpu().clone()
+            if self.values:
+                values[layer] = handle.shadow.values[:, :, :n].cpu().clone()
+        trace = Trace(
+            scale=self._scale,
+            keys=keys,
+            values=values,
+            queries={layer: torch.stack(self._steps[layer]).cpu() for layer in keys},
+            lengths=lengths,
+            active=torch.stack(self._active).cpu(),
+            prompt_lengths=torch.tensor(next(iter(self._handles.values())).cache.prompt_lengths, dtype=torch.int32),
+            note=note,
+        )
+        self.start()
+        return trace
+
+
+@torch.inference_mode()
+def replay(trace: Trace, method: Method, unit: int = 16, executor: str = "auto") -> FidelityState:
+    """Decode the recorded steps by a method, and observe its fidelity.
+
+    Prompts are prefilled and the other tokens appended one by one, so the storage is what it was, or
+    would have been, in the model.
+
+    Parameters
+    ----------
+    trace
+        On the device to run on.
+    method
+        Any method; its ``skip_layers`` is ignored, every recorded layer decodes by it.
+    unit
+        Tokens per page of the page-level Spearman correlation.
+    executor
+        ``auto``, ``fused`` or ``reference``.
+    """
+    from ffd.executor import resolve_executor
+
+    any_queries = trace.queries[trace.layers[0]]
+    device = any_queries.device
+    resolved = resolve_executor(executor, device)
+    state = FidelityState(unit, trace.layers, any_queries.shape[2], device=device)
+    width = int(trace.prompt_lengths.max())
+    steps = {tuple(row): s for s, row in enumerate(trace.lengths.tolist())}
+    for position, layer in enumerate(trace.layers):
+        keys, queries = trace.keys[layer], trace.queries[layer]
+        values = trace.values.get(layer, keys)
+        b, hkv, capacity, d = keys.shape
+        rows = RowState.allocate(b, device)
+        geometry = LayerGeometry(b, queries.shape[2], hkv, d, capacity, keys.dtype, keys.device)
+        storage, dense = (m.new_layer(geometry, rows, resolved) for m in (method, Dense()))
+        rows.lengths.copy_(trace.prompt_lengths)
+        for store in (storage, dense):
+            store.prefill(keys[:, :, :width], values[:, :, :width])
+        for _ in range(int((trace.lengths.amax(dim=0) - trace.prompt_lengths).max())):
+            rows.lengths.add_(1)
+            token = (rows.lengths.long() - 1).view(b, 1, 1, 1).expand(b, hkv, 1, d)
+            for store in (storage, dense):
+                store.append(keys.gather(2, token), values.gather(2, token))
+            step = steps.get(tuple(rows.lengths.tolist()))
+            if step is None:
+                continue
+            q = queries[step]
+            out = storage.decode(q, trace.scale) if trace.values else None
+            state.add(position, observe_layer(storage, dense, q, trace.scale, out, unit), trace.active[step])
+    return state.to("cpu")

@@ -1,0 +1,118 @@
+"""Teacher forcing: predictions along given tokens, compared with dense and with the stock model."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from eval.fidelity import FidelityProbe, summary
+from eval.fidelity.forced import ForcedScores, compare_forced, compare_predictions
+from ffd import FFD, Dense, Engine, Method
+from ffd.teacher import forced_logits
+from tests.tiny import random_prompt, tiny_model
+
+PROMPTS = [random_prompt(140, 1), random_prompt(101, 2)]
+CONTINUATIONS = [random_prompt(9, 3), random_prompt(6, 4)]
+
+
+def engine(method: Method, model: Any = None, **extra: Any) -> Engine:
+    return Engine(model or tiny_model("llama"), method, capacity=200, batch_size=2, executor="reference", **extra)
+
+
+def test_dense_predictions_are_the_stock_models() -> None:
+    stock = tiny_model("llama")
+    ours = list(forced_logits(engine(Dense()), PROMPTS, CONTINUATIONS))
+    assert len(ours) == 9
+    for row, (prompt, continuation) in enumerate(zip(PROMPTS, CONTINUATIONS, strict=True)):
+        with torch.inference_mode():
+            logits = stock(torch.tensor([prompt + continuation])).logits[0]
+        for index in range(len(continuation)):
+            torch.testing.assert_close(ours[index][row], logits[len(prompt) - 1 + index], rtol=1e-3, atol=1e-3)
+
+
+def test_forcing_an_engines_own_tokens_predicts_them() -> None:
+    method = FFD(delta=1.0, block_size=64, sub_block=16)
+    tokens = engine(method).generate(PROMPTS, 8).tokens
+    forced = [logits.argmax(dim=-1).tolist() for logits in forced_logits(engine(method), PROMPTS, tokens)]
+    assert [list(row) for row in zip(*forced, strict=True)] == tokens
+
+
+def test_divergences_by_their_definition() -> None:
+    g = torch.Generator().manual_seed(0)
+    expected, got = (torch.randn(3, 11, generator=g) for _ in range(2))
+    expected[0, 4] = got[0, 4] = -torch.inf
+    targets = torch.tensor([1, 10, 3])
+    values = compare_predictions(expected, got, targets).numpy()
+    p, q = (np.exp(x.double().numpy()) for x in (expected, got))
+    p, q = p / p.sum(1, keepdims=True), q / q.sum(1, keepdims=True)
+    for row in range(3):
+        kl = sum(p[row, j] * np.log(p[row, j] / q[row, j]) for j in range(11) if p[row, j] > 0)
+        target = targets[row]
+        want = (-np.log(q[row, target]), -np.log(p[row, target]), kl, float(p[row].argmax() == q[row].argmax()))
+        assert values[:, row] == pytest.approx(want)
+
+
+def test_dense_against_dense_is_zero_and_worse_methods_diverge_more() -> None:
+    model = tiny_model("llama")
+    dense = engine(Dense(), model)
+
+    def scores(method: Method) -> ForcedScores:
+        return compare_forced(dense, engine(method, model), PROMPTS, CONTINUATIONS)
+
+    same = scores(Dense()).summary()
+    assert same["tokens"] == 8 + 5
+    assert same["kl_max"] == 0.0
+    assert same["top1_agreement"] == 1.0
+    assert same["perplexity"] == same["perplexity_dense"]
+    everything = scores(FFD(delta=float("inf"), residual="exact", block_size=64)).summary()
+    assert everything["kl_max"] < 1e-6
+    fine, coarse = (
+        scores(FFD(delta=float("inf"), residual=residual, block_size=64)).summary() for residual in ("int8", "none")
+    )
+    assert everything["kl_mean"] < fine["kl_mean"] < coarse["kl_mean"]
+    assert fine["perplexity_dense"] == same["perplexity_dense"]
+
+
+def test_rows_count_to_their_own_end_and_positions_add_up() -> None:
+    model = tiny_model("llama")
+    method = engine(FFD(delta=0.0, block_size=64, sub_block=16, residual="none"), model)
+    scores = compare_forced(engine(Dense(), model), method, PROMPTS, CONTINUATIONS)
+    assert scores.count == [2] * 5 + [1] * 3
+    twice = scores.merge(compare_forced(engine(Dense(), model), method, PROMPTS[::-1], [[1], [2, 3]]))
+    assert twice.count == [3, *scores.count[1:]]
+    assert ForcedScores().merge(scores) == scores
+    assert ForcedScores.from_dict(json.loads(json.dumps(scores.to_dict()))) == scores
+    rows = scores.by_position(4)
+    assert [(row["position"], row["tokens"]) for row in rows] == [(0, 8), (4, 5)]
+    assert sum(row["kl"] * row["tokens"] for row in rows) == pytest.approx(sum(scores.kl))
+
+
+def test_inactive_rows_are_neither_counted_nor_probed() -> None:
+    probe = FidelityProbe()
+    forced = engine(FFD(block_size=64), probe=probe, probe_every=1)
+    list(forced_logits(forced, PROMPTS, CONTINUATIONS))
+    assert forced.cache.handles[0].storage.ledger.counts().steps[:, 0].tolist() == [8, 5]
+    assert summary(probe.take())["probed_steps"] == 13
+
+
+def test_no_numbers_without_tokens() -> None:
+    numbers = ForcedScores().summary()
+    assert numbers["perplexity"] is None
+    assert "no token" in numbers["null_reasons"]["perplexity"]
+    broken = ForcedScores([1], [float("nan")], [1.0], [float("nan")], [0], float("nan")).summary()
+    assert broken["kl_mean"] is None
+    assert broken["null_reasons"]["kl_mean"] == "a prediction was not finite"
+    assert broken["perplexity_dense"] == pytest.approx(np.e)
+
+
+@pytest.mark.parametrize(
+    ("continuations", "message"),
+    [([[1], []], "at least one token"), ([[1]], "for each of 2 rows"), ([[1] * 99, [1]], "capacity=200")],
+)
+def test_continuations_that_do_not_fit_are_refused(continuations: list[list[int]], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        next(forced_logits(engine(Dense()), PROMPTS, continuations))
