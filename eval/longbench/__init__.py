@@ -1,0 +1,6 @@
+"""LongBench v1 and LongBench-E, as the official code runs and scores them."""
+
+from eval.longbench.config import LongBenchConfig
+from eval.longbench.suite import LongBenchSuite
+
+__all__ = ["LongBenchConfig", "LongBenchSuite"]
