@@ -1,13 +1,13 @@
 """LongBench prompts: the middle cut, budgets, chat templates, limits."""
 
 import pytest
-from longbench_data import byte_tokenizer, row, suite, write, write_all
 
 from eval.longbench import LongBenchConfig
 from eval.longbench.datasets import DATASETS
 from eval.longbench.models import OFFICIAL_MODELS, derived_max_input
 from eval.longbench.truncation import truncate_middle
 from eval.records import TaskError
+from tests.longbench_data import byte_tokenizer, row, suite, write, write_all
 
 
 @pytest.fixture

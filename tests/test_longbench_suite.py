@@ -4,13 +4,13 @@ import json
 from pathlib import Path
 
 import pytest
-from longbench_data import row, suite, write, write_all
 
 import eval.longbench.suite
 from eval.data import SourceUnavailable
 from eval.longbench import LongBenchConfig
 from eval.longbench.datasets import DATASETS, EXTENDED
 from eval.records import TaskError
+from tests.longbench_data import row, suite, write, write_all
 
 SHARED = Path(__file__).parents[1] / ".." / "shared" / "data" / "longbench"
 
