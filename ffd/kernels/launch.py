@@ -1,0 +1,122 @@
+"""Launch heuristics and scratch memory: every choice that depends on the GPU, in one place.
+
+There is no autotuner: a captured graph must never meet a configuration it has not compiled, and the
+same call must take the same path on every run. Numbers were chosen on an H200 (docs/kernels.md) and
+are scaled to other GPUs by their count of multiprocessors and shared memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from typing import TypeVar
+from weakref import WeakKeyDictionary
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from ffd.ledger import Ledger
+
+INTERPRETED: bool = bool(triton.knobs.runtime.interpret)
+"""Kernels run in Triton's interpreter, on the CPU: no inline assembly, no bf16 arithmetic, a small grid."""
+
+
+@dataclass(frozen=True)
+class Hardware:
+    """What the heuristics ask about a device."""
+
+    multiprocessors: int
+    shared_memory: int
+    """Bytes a program may use."""
+    ptx: bool
+    """Inline PTX is available."""
+    subnormals: bool
+    """Tensor cores keep fp16 subnormals (AMD's second generation flushes them)."""
+
+
+@cache
+def hardware(device: torch.device) -> Hardware:
+    """Properties of a device; the interpreter stands for a GPU of two multiprocessors."""
+    if INTERPRETED:
+        return Hardware(multiprocessors=2, shared_memory=1 << 20, ptx=False, subnormals=True)
+    properties = torch.cuda.get_device_properties(device)
+    shared = getattr(properties, "shared_memory_per_block_optin", 64 << 10)
+    nvidia = torch.version.hip is None
+    return Hardware(properties.multi_processor_count, shared, ptx=nvidia, subnormals=nvidia)
+
+
+def compute_dtype(dtype: torch.dtype) -> tl.dtype:
+    """Operand type of tensor-core products on model-dtype data."""
+    if dtype == torch.float16:
+        return tl.float16
+    return tl.bfloat16 if dtype == torch.bfloat16 and not INTERPRETED else tl.float32
+
+
+def padded(size: int, least: int) -> int:
+    """Next power of two, at least ``least``: Triton's tiles are powers of two."""
+    return max(least, triton.next_power_of_2(size))
+
+
+def fit_tile(tokens: int, bytes_per_token: int, shared_memory: int, stages: int) -> tuple[int, int]:
+    """Shrink a tile, then its pipeline, until ``stages`` tiles fit into shared memory.
+
+    Returns
+    -------
+    tuple[int, int]
+        Tokens per tile (at least 16, a tensor-core operand) and pipeline stages.
+    """
+    budget = shared_memory - (16 << 10)  # left for reductions and layout changes
+    while tokens > 16 and tokens * bytes_per_token * 2 > budget:
+        tokens //= 2
+    while stages > 1 and tokens * bytes_per_token * stages > budget:
+        stages -= 1
+    return tokens, stages
+
+
+def split_chunk(group: int, head_dim: int) -> int:
+    """Splits combined at once: 64 registers a thread of four warps."""
+    return max(1, min(16, 8192 // (padded(group, 1) * padded(head_dim, 16))))
+
+
+S = TypeVar("S")
+_SCRATCH: WeakKeyDictionary[Ledger, object] = WeakKeyDictionary()
+
+
+def scratch_of(ledger: Ledger, allocate: Callable[[], S]) -> S:
+    """Scratch memory of a layer: allocated at its first step, at one address until the layer is freed.
+
+    Captured graphs hold raw addresses, so scratch is neither pooled nor reallocated. The ledger is the
+    key because every decode kernel is given one and it lives as long as its layer.
+    """
+    found = _SCRATCH.get(ledger)
+    if found is None:
+        found = _SCRATCH[ledger] = allocate()
+    return found  # type: ignore[return-value]
+
+
+@dataclass(frozen=True)
+class Partials:
+    """Split-K results of one step, float32; ``counters`` must be zero between steps."""
+
+    row_max: Tensor
+    """[B * Hkv, splits, G]"""
+    row_sum: Tensor
+    """[B * Hkv, splits, G]"""
+    acc: Tensor
+    """[B * Hkv, splits, G, d]"""
+    counters: Tensor
+    """int32 [B * Hkv]"""
+
+    @classmethod
+    def allocate(cls, row_heads: int, splits: int, group: int, head_dim: int, device: torch.device) -> Partials:
+        """Uninitialised, except the counters."""
+        stats = (row_heads, splits, group)
+        return cls(
+            row_max=torch.empty(stats, dtype=torch.float32, device=device),
+            row_sum=torch.empty(stats, dtype=torch.float32, device=device),
+            acc=torch.empty(*stats, head_dim, dtype=torch.float32, device=device),
+            counters=torch.zeros(row_heads, dtype=torch.int32, device=device),
+        )
