@@ -151,6 +151,24 @@ def test_a_cache_without_exact_keys_is_refused() -> None:
         FidelityProbe(0)
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_a_gpu_observes_what_the_cpu_does() -> None:
+    """Same stored keys and queries on both devices; the state must not depend on where it was summed."""
+    from eval.fidelity.traces import TraceRecorder, replay
+
+    recorder = TraceRecorder([0, 1])
+    model = tiny_model("llama", heads=6, kv_heads=2)
+    Engine(model, Dense(), capacity=400, batch_size=3, executor="reference", probe=recorder, probe_every=4).generate(
+        PROMPTS, 10
+    )
+    trace = recorder.take()
+    method = FFD(delta=2.0, block_size=64, sub_block=16)
+    host, device = (summary(replay(trace.to(where), method, executor="reference")) for where in ("cpu", "cuda"))
+    assert host.pop("null_reasons") == device.pop("null_reasons")
+    assert device == pytest.approx(host, rel=1e-3, abs=1e-3)
+
+
 def test_the_documentation_defines_every_metric() -> None:
     text = (Path(__file__).parents[1] / "docs" / "metrics.md").read_text()
     assert [name for name in NAMES if f"`{name}`" not in text] == []

@@ -64,10 +64,10 @@ METRICS: tuple[Metric, ...] = (
     Metric("pseudo_max_gap", "nat", _MAXIMUM, histogram="signed"),
     Metric("false_negatives", "ratio", "the method tests no margin"),
     Metric("proxy_error_cases", "ratio", _MAXIMUM),
-    Metric("keep_head_proxy_error", "ratio", f"no pseudo-maximum was more than {PROXY_GAP} nat too low"),
-    Metric("salient_hit_proxy_error", "ratio", f"no pseudo-maximum was more than {PROXY_GAP} nat too low"),
-    Metric("keep_head_regular", "ratio", f"no pseudo-maximum within {PROXY_GAP} nat"),
-    Metric("salient_hit_regular", "ratio", f"no pseudo-maximum within {PROXY_GAP} nat"),
+    Metric("keep_head_proxy_error", "ratio", f"{_MAXIMUM}, or none was more than {PROXY_GAP} nat too low"),
+    Metric("salient_hit_proxy_error", "ratio", f"{_MAXIMUM}, or none was more than {PROXY_GAP} nat too low"),
+    Metric("keep_head_regular", "ratio", f"{_MAXIMUM}, or all were more than {PROXY_GAP} nat too low"),
+    Metric("salient_hit_regular", "ratio", f"{_MAXIMUM}, or all were more than {PROXY_GAP} nat too low"),
 )
 
 INDEX = {metric.name: position for position, metric in enumerate(METRICS)}

@@ -22,8 +22,9 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -56,6 +57,15 @@ class Trace:
     def layers(self) -> tuple[int, ...]:
         """Recorded model layers."""
         return tuple(self.keys)
+
+    def to(self, device: torch.device | str) -> Trace:
+        """The same trace on another device."""
+        moved: dict[str, Any] = {
+            name: {layer: tensor.to(device) for layer, tensor in getattr(self, name).items()}
+            for name in ("keys", "values", "queries")
+        }
+        moved |= {name: getattr(self, name).to(device) for name in ("lengths", "active", "prompt_lengths")}
+        return replace(self, **moved)
 
     def save(self, path: Path) -> None:
         """Write the file; an old one stays whole until the new one is complete."""
