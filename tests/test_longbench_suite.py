@@ -7,7 +7,7 @@ import pytest
 
 import eval.longbench.suite
 from eval.data import SourceUnavailable
-from eval.longbench import LongBenchConfig
+from eval.longbench import LongBenchConfig, official_row
 from eval.longbench.datasets import DATASETS, EXTENDED
 from eval.records import TaskError
 from tests.longbench_data import row, suite, write, write_all
@@ -141,7 +141,7 @@ def test_scores_follow_the_first_line_rule(data):
 def test_official_row_has_the_prompt_and_the_answer_fields(data):
     made = suite(data, tasks=["trec"])
     sample = made.samples("trec")[0]
-    assert json.loads(json.dumps(made.official_row(sample))) == {
+    assert json.loads(json.dumps(official_row(sample))) == {
         "prompt": sample.prompt,
         "answers": ["Human"],
         "all_classes": ["Human", "Date"],

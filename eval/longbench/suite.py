@@ -15,6 +15,7 @@ from eval.data import DataError, SourceUnavailable, resolve
 from eval.longbench.averages import averages, bucket_averages, bucket_score, dataset_score
 from eval.longbench.config import LongBenchConfig
 from eval.longbench.datasets import BUCKETS, Dataset
+from eval.longbench.official_files import prediction_row
 from eval.longbench.planning import empty_plan, make_plan
 from eval.longbench.prompting import choose_prompting
 from eval.longbench.rows import Row, RowSource, open_source
@@ -111,13 +112,9 @@ class LongBenchSuite:
         finished = {task: result.score for task, result in results.items() if result.score is not None}
         return results, self._bucket_averages(finished) if self.config.extended else averages(finished)
 
-    def official_row(self, sample: Sample) -> dict[str, Any]:
-        """A line of a prompts file: the prompt beside the fields of the official prediction files."""
-        return {"prompt": sample.prompt, **_answer_fields(sample), "_id": sample.extra["_id"]}
-
     def prediction_row(self, sample: Sample, prediction: str) -> dict[str, Any]:
         """A line of an official prediction file, which `eval.longbench.score` and the official script read."""
-        return {"pred": self._prompting.template.clean(prediction), **_answer_fields(sample)}
+        return prediction_row(sample, self._prompting.template.clean(prediction))
 
     @cached_property
     def _source(self) -> RowSource:
@@ -157,12 +154,3 @@ class LongBenchSuite:
         }
         by_bucket = bucket_averages(by_dataset)
         return {f"{name}_{bucket}": value for bucket in BUCKETS for name, value in by_bucket[bucket].items()}
-
-
-def _answer_fields(sample: Sample) -> dict[str, Any]:
-    classes = sample.extra["all_classes"]
-    return {
-        "answers": list(sample.references),
-        "all_classes": None if classes is None else list(classes),
-        "length": sample.extra["length"],
-    }
