@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from pathlib import Path
 from typing import Any
 
 import hydra
@@ -26,7 +27,7 @@ _exit_codes: list[int] = []
 """Of the jobs that ran in this process; Hydra returns nothing to its caller."""
 
 
-@hydra.main(version_base="1.3", config_path="conf", config_name="config")
+@hydra.main(version_base="1.3", config_path=str(Path(__file__).resolve().parent / "conf"), config_name="config")
 def job(composed: Any) -> None:
     """One run."""
     from hydra.core.hydra_config import HydraConfig

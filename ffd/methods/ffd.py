@@ -5,13 +5,13 @@ Rule ("Faster Than Flash", arXiv:2609.00097, section 3), per kv head with G quer
 1. Keys of complete blocks are stored as 2-bit thumbnails with one half step per block and channel,
    plus a residual; the incomplete last block, the tail, stays in the model's dtype.
 2. Every query head scores all thumbnails; its pseudo-maximum is the largest score among the first
-   ``n_sink`` and the last ``n_local`` tokens, the tail's being exact.
+   ``n_sink`` and the last ``n_local`` tokens: refined by the residual, the tail's exact.
 3. A sub-block passes for a head if its largest score is at least ``pseudo_max - delta``; it is kept if
    it passes for any head of the group. The tail is always kept.
 4. Kept scores are the scan's plus the residual's: nothing is scored twice.
 
 Published settings are the defaults. What the official code does otherwise is behind switches
-(``residual=e4m3``, ``delta_unit=log2``) or documented in ``docs/methods/ffd.md``.
+(``residual=e4m3``, ``delta_unit=log2``, ``pseudo_max=scan``) or documented in ``docs/methods/ffd.md``.
 """
 
 from __future__ import annotations
@@ -65,6 +65,10 @@ class FFD(Method):
     """Placement of the four levels: edge (published) or cell."""
     centre: bool = False
     """Subtract the prompt's mean key per (kv head, channel), which softmax does not see."""
+    pseudo_max: str = "refined"
+    """Scores behind the pseudo-maximum: refined (never above the row's maximum but for rounding, which the
+    paper's fail-safe argument needs), or scan (official: an attention sink's small key is all quantisation
+    noise, the pseudo-maximum comes out many nats too high and blocks that matter are dropped)."""
     n_sink: int = 128
     """First tokens in the pseudo-maximum."""
     n_local: int = 128
@@ -88,6 +92,7 @@ class FFD(Method):
         require(self.residual in RESIDUALS, "residual", self.residual, "one of " + ", ".join(RESIDUALS))
         require(self.levels in LEVELS, "levels", self.levels, "one of " + ", ".join(LEVELS))
         require(isinstance(self.centre, bool), "centre", self.centre, "true or false")
+        require(self.pseudo_max in ("refined", "scan"), "pseudo_max", self.pseudo_max, "refined or scan")
         require(isinstance(self.n_sink, int) and self.n_sink >= 0, "n_sink", self.n_sink, "an integer >= 0")
         require(isinstance(self.n_local, int) and self.n_local >= 1, "n_local", self.n_local, "an integer >= 1")
 
@@ -188,7 +193,8 @@ class FFDLayer(MethodLayer):
         scan, refinement = self._scores(q, scale, n)
         seen = reference.visible(self.lengths, n)[:, None]
         thumbnails = reference.visible(quantised, n)[:, None]
-        floor = reference.pseudo_max(scan, self.lengths, m.n_sink, m.n_local)
+        near = scan + refinement if m.pseudo_max == "refined" else scan
+        floor = reference.pseudo_max(near, self.lengths, m.n_sink, m.n_local)
         passed = reference.unit_max(scan, thumbnails, m.test_size) >= (floor - self.delta_nats)[..., None]
         tail = seen & ~thumbnails
         selected = reference.expand_units(passed, m.test_size, n) & thumbnails | tail
