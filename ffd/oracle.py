@@ -21,7 +21,7 @@ from ffd.methods.dense import DenseLayer
 from ffd.selection import GRANULARITIES, SELECT_PER, last_unit, pool_group, unit_logsumexp
 
 if TYPE_CHECKING:
-    from ffd.kernels.exact_scores import ExactScores
+    from ffd.kernels.scores import Scores
     from ffd.kernels.thresholds import Threshold
 
 
@@ -96,7 +96,7 @@ class ExactScoreMethod(Method):
         """
 
     @abstractmethod
-    def find_threshold(self, exact: ExactScores, lengths: Tensor) -> Threshold:
+    def find_threshold(self, exact: Scores, lengths: Tensor) -> Threshold:
         """Apply the rule on the device, by the kernels in ``ffd/kernels/thresholds.py``."""
 
     def new_layer(self, geometry: LayerGeometry, rows: RowState, executor: Executor) -> ExactScoreLayer:

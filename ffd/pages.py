@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ffd import reference
-from ffd.methods.base import LayerGeometry
+from ffd.methods.base import Executor, LayerGeometry
 from ffd.selection import last_unit, top_k
 
 LAST_PAGE = ("kernel", "eval")
@@ -40,8 +40,13 @@ class PageBounds:
             bound = masked.unflatten(2, (-1, self.page_size)).amax(dim=3) * sign
             buffer[:, :, : bound.shape[2]] = bound
 
-    def append(self, keys: Tensor, lengths: Tensor) -> None:
+    def append(self, keys: Tensor, lengths: Tensor, executor: Executor) -> None:
         """Widen the last page of each row by one token, [B, Hkv, 1, d], with positions read on the device."""
+        if executor == "fused":
+            from ffd.kernels.selector_append import bounds_append
+
+            bounds_append(keys, self.largest, self.smallest, lengths, self.page_size)
+            return
         row = torch.arange(keys.shape[0], device=keys.device)
         position = (lengths - 1).long()
         page = position // self.page_size

@@ -83,7 +83,7 @@ class QuestLayer(DenseLayer):
     def append(self, keys: Tensor, values: Tensor) -> None:
         """Write one token per row and widen its page."""
         super().append(keys, values)
-        self.bounds.append(keys, self.lengths)
+        self.bounds.append(keys, self.lengths, self.executor)
 
     def select(self, q: Tensor, scale: float) -> Selection:
         """Apply the rule of the module's docstring."""

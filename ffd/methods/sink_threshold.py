@@ -18,7 +18,7 @@ from ffd.oracle import ExactScoreMethod
 from ffd.selection import at_least
 
 if TYPE_CHECKING:
-    from ffd.kernels.exact_scores import ExactScores
+    from ffd.kernels.scores import Scores
     from ffd.kernels.thresholds import Threshold
 
 
@@ -41,8 +41,8 @@ class SinkThreshold(ExactScoreMethod):
         """Keep units whose best token is within the margin of token 0."""
         return at_least(units, scores[..., 0] - self.delta)
 
-    def find_threshold(self, exact: ExactScores, lengths: Tensor) -> Threshold:
+    def find_threshold(self, exact: Scores, lengths: Tensor) -> Threshold:
         """Token 0's score less delta, on the device."""
-        from ffd.kernels.thresholds import Threshold
+        from ffd.kernels.thresholds import below_first
 
-        return Threshold(exact.tokens[..., 0] - self.delta)
+        return below_first(exact.tokens, self.delta)

@@ -18,7 +18,7 @@ from ffd.oracle import ExactScoreMethod
 from ffd.selection import at_least
 
 if TYPE_CHECKING:
-    from ffd.kernels.exact_scores import ExactScores
+    from ffd.kernels.scores import Scores
     from ffd.kernels.thresholds import Threshold
 
 
@@ -46,7 +46,7 @@ class TopDelta(ExactScoreMethod):
         """Keep units whose best token is within the margin."""
         return at_least(units, units.amax(dim=-1) - self.delta)
 
-    def find_threshold(self, exact: ExactScores, lengths: Tensor) -> Threshold:
+    def find_threshold(self, exact: Scores, lengths: Tensor) -> Threshold:
         """Row maximum less delta, on the device."""
         from ffd.kernels.thresholds import below_maximum
 

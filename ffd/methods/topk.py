@@ -16,7 +16,7 @@ from ffd.oracle import ExactScoreMethod
 from ffd.selection import top_k
 
 if TYPE_CHECKING:
-    from ffd.kernels.exact_scores import ExactScores
+    from ffd.kernels.scores import Scores
     from ffd.kernels.thresholds import Threshold
 
 
@@ -60,7 +60,7 @@ class TopK(ExactScoreMethod):
         """Keep the largest."""
         return top_k(units, self.num_units(lengths))
 
-    def find_threshold(self, exact: ExactScores, lengths: Tensor) -> Threshold:
+    def find_threshold(self, exact: Scores, lengths: Tensor) -> Threshold:
         """Radix selection on the device."""
         from ffd.kernels.thresholds import radix_top_k
 

@@ -16,7 +16,7 @@ from ffd.oracle import ExactScoreMethod
 from ffd.selection import at_least, top_p_threshold
 
 if TYPE_CHECKING:
-    from ffd.kernels.exact_scores import ExactScores
+    from ffd.kernels.scores import Scores
     from ffd.kernels.thresholds import Threshold
 
 
@@ -40,7 +40,7 @@ class TopP(ExactScoreMethod):
         """Keep units at or above the crossing one."""
         return at_least(units, top_p_threshold(units, self.p))
 
-    def find_threshold(self, exact: ExactScores, lengths: Tensor) -> Threshold:
+    def find_threshold(self, exact: Scores, lengths: Tensor) -> Threshold:
         """Bisection on the device."""
         from ffd.kernels.thresholds import bisect_top_p
 

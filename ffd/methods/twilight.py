@@ -112,7 +112,12 @@ class TwilightLayer(DenseLayer):
         """Write one token per row in all three forms."""
         super().append(keys, values)
         if self.bounds is not None:
-            self.bounds.append(keys, self.lengths)
+            self.bounds.append(keys, self.lengths, self.executor)
+        if self.executor == "fused":
+            from ffd.kernels.selector_append import four_bit_append
+
+            four_bit_append(keys, self.codes, self.minimum, self.step, self.lengths)
+            return
         quantized = quantize_minmax(keys, ESTIMATE_BITS, dim=-1)
         write_token(self.codes, pack_planes(quantized.codes, ESTIMATE_BITS), self.lengths)
         write_token(self.minimum, quantized.minimum, self.lengths)

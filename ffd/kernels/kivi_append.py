@@ -1,0 +1,128 @@
+"""KIVI's append: write one token per row, and quantise what leaves the residuals, by lengths on the device.
+
+The key buffer is quantised as a whole when the next token would overwrite it, after the step that
+filled it has used it; the value that shares the new token's slot of the window is quantised before it
+is overwritten. Both are predicated on the length, so that one captured launch serves every step.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from ffd.kernels.launch import padded
+
+if TYPE_CHECKING:
+    from ffd.methods.kivi import KiviLayer
+
+
+@triton.jit
+def bounds_of(low, high, LEVELS: tl.constexpr):
+    """Minimum and step as stored, fp16."""
+    minimum = low.to(tl.float16)
+    step = tl.math.div_rn(high - minimum.to(tl.float32), tl.full(high.shape, LEVELS, tl.float32)).to(tl.float16)
+    return minimum, step
+
+
+@triton.jit
+def codes_of(x, minimum, step, LEVELS: tl.constexpr):
+    """Codes of values against bounds that broadcast to them, uint8."""
+    wide = step.to(tl.float32)
+    safe = tl.where(wide > 0.0, wide, 1.0)
+    x, safe = tl.broadcast(x - minimum.to(tl.float32), safe)
+    code = tl.floor(tl.math.div_rn(x, safe) + 0.5)
+    return tl.minimum(tl.maximum(code, 0.0), LEVELS).to(tl.int32).to(tl.uint8)
+
+
+@triton.jit
+def _kivi_append_kernel(
+    k_ptr, v_ptr, k_stride_row, k_stride_head, v_stride_row, v_stride_head, lengths_ptr,
+    key_codes_ptr, key_minimum_ptr, key_step_ptr, key_buffer_ptr,
+    value_codes_ptr, value_minimum_ptr, value_step_ptr, value_window_ptr,
+    key_tokens, key_slots, value_tokens, value_slots,
+    HKV: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, DBP: tl.constexpr, BITS: tl.constexpr,
+    GROUP: tl.constexpr, GROUPS: tl.constexpr, GROUPS_P: tl.constexpr, RESIDUAL: tl.constexpr,
+):  # fmt: skip
+    """Grid (B * Hkv,). Buffers as in `ffd.methods.kivi.KiviLayer`; k, v one token [B, Hkv, 1, D]."""
+    row_head = tl.program_id(0).to(tl.int64)
+    row = row_head // HKV
+    head = row_head % HKV
+    length = tl.load(lengths_ptr + row)
+    position = length - 1
+    planes: tl.constexpr = 8 // BITS
+    levels: tl.constexpr = 2**BITS - 1
+    row_bytes: tl.constexpr = D // planes
+    o_d = tl.arange(0, DP)
+    o_b = tl.arange(0, DBP)
+    o_t = tl.arange(0, GROUP)
+    m_d = o_d < D
+    m_b = o_b < row_bytes
+    p_buffer = key_buffer_ptr + row_head * key_slots * D
+    p_window = value_window_ptr + row_head * value_slots * D
+
+    if (position > 0) & (position % RESIDUAL == 0):
+        first = position - RESIDUAL
+        for start in range(0, RESIDUAL, GROUP):
+            o_bounds = (row_head * key_tokens + first + start) // GROUP * D
+            packed = tl.zeros([GROUP, DBP], tl.uint8)
+            for plane in tl.static_range(planes):
+                channel = plane * row_bytes + o_b
+                # [GROUP, DBP]
+                p_x = p_buffer + (start + o_t)[:, None] * D + channel[None, :]
+                x = tl.load(p_x, mask=m_b[None, :], other=0.0).to(tl.float32)
+                minimum, step = bounds_of(tl.min(x, 0), tl.max(x, 0), levels)
+                tl.store(key_minimum_ptr + o_bounds + channel, minimum, mask=m_b)
+                tl.store(key_step_ptr + o_bounds + channel, step, mask=m_b)
+                packed = packed | (codes_of(x, minimum[None, :], step[None, :], levels) << (BITS * plane))
+            o_codes = (row_head * key_tokens + first + start + o_t)[:, None] * row_bytes + o_b[None, :]
+            tl.store(key_codes_ptr + o_codes, packed, mask=m_b[None, :])
+
+    slot = position % (RESIDUAL + 1)
+    leaving = position - RESIDUAL - 1
+    if leaving >= 0:
+        p_leaving = p_window + slot * D
+        o_group = tl.arange(0, GROUPS_P)
+        # [GROUPS, GROUP]
+        x = tl.load(
+            p_leaving + o_group[:, None] * GROUP + o_t[None, :], mask=(o_group < GROUPS)[:, None], other=0.0
+        ).to(tl.float32)
+        minimum, step = bounds_of(tl.min(x, 1), tl.max(x, 1), levels)
+        o_bounds = (row_head * value_tokens + leaving) * GROUPS
+        tl.store(value_minimum_ptr + o_bounds + o_group, minimum, mask=o_group < GROUPS)
+        tl.store(value_step_ptr + o_bounds + o_group, step, mask=o_group < GROUPS)
+        tl.debug_barrier()  # the bounds are read back by channel
+        packed = tl.zeros([DBP], tl.uint8)
+        for plane in tl.static_range(planes):
+            channel = plane * row_bytes + o_b
+            x = tl.load(p_leaving + channel, mask=m_b, other=0.0).to(tl.float32)
+            minimum = tl.load(value_minimum_ptr + o_bounds + channel // GROUP, mask=m_b, other=0.0)
+            step = tl.load(value_step_ptr + o_bounds + channel // GROUP, mask=m_b, other=0.0)
+            packed = packed | (codes_of(x, minimum, step, levels) << (BITS * plane))
+        tl.store(value_codes_ptr + (row_head * value_tokens + leaving) * row_bytes + o_b, packed, mask=m_b)
+
+    tl.debug_barrier()  # the new token overwrites slots that were just read
+    if length > 0:
+        b_k = tl.load(k_ptr + row * k_stride_row + head * k_stride_head + o_d, mask=m_d)
+        b_v = tl.load(v_ptr + row * v_stride_row + head * v_stride_head + o_d, mask=m_d)
+        tl.store(p_buffer + (position % RESIDUAL) * D + o_d, b_k, mask=m_d)
+        tl.store(p_window + slot * D + o_d, b_v, mask=m_d)
+
+
+def kivi_append(layer: KiviLayer, keys: Tensor, values: Tensor) -> None:
+    """Store one token per row, [B, Hkv, 1, d], in slot ``lengths - 1``; the lengths already count it."""
+    b, hkv, _, d = keys.shape
+    keys = keys if keys.stride(-1) == 1 else keys.contiguous()
+    values = values if values.stride(-1) == 1 else values.contiguous()
+    m = layer.method
+    groups = d // m.group_size
+    _kivi_append_kernel[(b * hkv,)](
+        keys, values, keys.stride(0), keys.stride(1), values.stride(0), values.stride(1), layer.lengths,
+        layer.key_codes, layer.key_minimum, layer.key_step, layer.key_buffer,
+        layer.value_codes, layer.value_minimum, layer.value_step, layer.value_window,
+        layer.key_codes.shape[2], layer.key_buffer.shape[2], layer.value_codes.shape[2], layer.value_window.shape[2],
+        HKV=hkv, D=d, DP=padded(d, 16), DBP=padded(d * m.bits // 8, 1), BITS=m.bits,
+        GROUP=m.group_size, GROUPS=groups, GROUPS_P=padded(groups, 1), RESIDUAL=m.residual_length, num_warps=4,
+    )  # fmt: skip

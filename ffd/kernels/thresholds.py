@@ -1,0 +1,194 @@
+"""From rows of scores to the threshold that keeps the wanted ones, without sorting.
+
+Top-k is a radix selection (histograms of 8 bits, four passes), exact down to ties; top-p a bisection
+that first sets aside the few scores which can matter. One program per row: rows are the query heads,
+of which a step has few, but a row of pages is short, and a row of tokens sits in the L2 cache.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from ffd.kernels.common import LOG2_E
+from ffd.kernels.launch import padded
+
+_TILE = 2048
+LOWEST = torch.finfo(torch.float32).min
+"""Threshold that keeps every candidate and nothing at -inf."""
+
+
+@dataclass(frozen=True)
+class Threshold:
+    """What a row keeps: scores above `value`, and those equal to it at indices below `tie_end`."""
+
+    value: Tensor
+    """float32 [B, R], log2 units; -inf keeps the whole row, unwritten scores included."""
+    tie_end: Tensor | None = None
+    """int32 [B, R]; None keeps all ties."""
+
+
+@triton.jit
+def ordered_bits(x):
+    """fp32 -> int32 in the same order; both zeros become one."""
+    bits = tl.where(x == 0.0, 0.0, x).to(tl.int32, bitcast=True)
+    return bits ^ ((bits >> 31) & 0x7FFFFFFF)
+
+
+@triton.jit
+def from_ordered_bits(key):
+    """Invert `ordered_bits`."""
+    return (key ^ ((key >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def _radix_kernel(scores_ptr, count_ptr, k_ptr, value_ptr, tie_end_ptr, stride, ROWS: tl.constexpr, TILE: tl.constexpr):
+    """Grid (B * R,). scores [B * R, stride]; count, k [B]; value, tie_end [B * R]."""
+    row = tl.program_id(0).to(tl.int64)
+    count = tl.load(count_ptr + row // ROWS)
+    k = tl.load(k_ptr + row // ROWS)
+    o_t = tl.arange(0, TILE)
+    o_bin = tl.arange(0, 256)
+    value = tl.full([], float("-inf"), tl.float32)
+    tie_end = tl.full([], 0x7FFFFFFF, tl.int32)
+    if (k == 0) & (count > 0):
+        value = tl.full([], float("inf"), tl.float32)
+        tie_end = tl.full([], 0, tl.int32)
+    elif count > k:
+        wanted = k
+        prefix = tl.full([], 0, tl.int32)
+        for digit in tl.static_range(4):
+            shift = 24 - 8 * digit
+            histogram = tl.zeros([256], tl.int32)
+            for start in range(0, count, TILE):
+                m_t = start + o_t < count
+                # The sign bit is flipped, so that digits are unsigned from the top one on.
+                key = ordered_bits(tl.load(scores_ptr + row * stride + start + o_t, mask=m_t, other=0.0)) ^ (-(2**31))
+                if digit > 0:
+                    m_t = m_t & (((key >> (shift + 8)) & ((1 << (8 * digit)) - 1)) == prefix)
+                histogram += tl.histogram((key >> shift) & 255, 256, mask=m_t).to(tl.int32)
+            at_least = tl.sum(histogram, 0) - tl.cumsum(histogram, 0) + histogram
+            chosen = tl.max(tl.where(at_least >= wanted, o_bin, 0), 0)
+            wanted -= tl.sum(tl.where(o_bin > chosen, histogram, 0), 0)
+            prefix = (prefix << 8) | chosen
+        value = from_ordered_bits(prefix ^ (-(2**31)))
+        tie_end = tl.full([], 0, tl.int32)
+        met = tl.full([], 0, tl.int32)
+        start = tl.full([], 0, tl.int32)
+        while (met < wanted) & (start < count):
+            x = tl.load(scores_ptr + row * stride + start + o_t, mask=start + o_t < count, other=float("nan"))
+            equal = (x == value).to(tl.int32)
+            place = met + tl.cumsum(equal, 0)
+            tie_end = tl.maximum(tie_end, tl.max(tl.where((equal > 0) & (place <= wanted), start + o_t + 1, 0), 0))
+            met += tl.sum(equal, 0)
+            start += TILE
+    tl.store(value_ptr + row, value)
+    tl.store(tie_end_ptr + row, tie_end)
+
+
+def radix_top_k(scores: Tensor, count: Tensor, k: Tensor) -> Threshold:
+    """Threshold that keeps the k largest scores of each row, ties by the smaller index.
+
+    Parameters
+    ----------
+    scores
+        float32 [B, R, U], contiguous.
+    count
+        int32 [B]: entries of a row that count.
+    k
+        int32 [B]; rows with ``count <= k`` are kept whole.
+    """
+    b, rows, stride = scores.shape
+    value = torch.empty(b, rows, dtype=torch.float32, device=scores.device)
+    tie_end = torch.empty(b, rows, dtype=torch.int32, device=scores.device)
+    _radix_kernel[(b * rows,)](
+        scores, count, k, value, tie_end, stride, ROWS=rows, TILE=min(_TILE, padded(stride, 256)), num_warps=8
+    )
+    return Threshold(value, tie_end)
+
+
+@triton.jit
+def _top_p_kernel(
+    scores_ptr, count_ptr, maxima_ptr, candidates_ptr, value_ptr, p, stride, num_maxima,
+    ROWS: tl.constexpr, TILE: tl.constexpr, MAXIMA: tl.constexpr,
+):  # fmt: skip
+    """Grid (B * R,). scores, candidates [B * R, stride]; maxima [B * R, num_maxima]; value [B * R]."""
+    row = tl.program_id(0).to(tl.int64)
+    count = tl.load(count_ptr + row // ROWS)
+    o_t = tl.arange(0, TILE)
+    o_m = tl.arange(0, MAXIMA)
+    p_row = scores_ptr + row * stride
+    p_kept = candidates_ptr + row * stride
+    top = tl.max(tl.load(maxima_ptr + row * num_maxima + o_m, mask=o_m < num_maxima, other=float("-inf")), 0)
+    # All scores below this weigh less than (1 - p) of the largest alone: they never reach the set.
+    floor = top - tl.log2(count.to(tl.float32) / (1.0 - p)) - 0.01
+    total = tl.zeros([TILE], tl.float32)
+    num_kept = tl.full([], 0, tl.int32)
+    for start in range(0, count, TILE):
+        x = tl.load(p_row + start + o_t, mask=start + o_t < count, other=float("-inf"))
+        total += tl.exp2(x - top)
+        near = (x >= floor).to(tl.int32)
+        tl.store(p_kept + num_kept + tl.cumsum(near, 0) - 1, x, mask=near > 0)
+        num_kept += tl.sum(near, 0)
+    target = p * tl.sum(total, 0)
+    tl.debug_barrier()  # the candidates are read back by other threads of this program
+
+    # Invariant: the mass at or above `low` reaches the target, the mass at or above `high` does not.
+    low = ordered_bits(floor)
+    high = ordered_bits(top) + 1
+    between = num_kept
+    while (between > 1) & (high - 1 > low):
+        middle = (low >> 1) + (high >> 1) + (low & high & 1)  # their sum and their difference may overflow
+        mass = tl.zeros([TILE], tl.float32)
+        below = tl.zeros([TILE], tl.int32)
+        above = tl.zeros([TILE], tl.int32)
+        for start in range(0, num_kept, TILE):
+            x = tl.load(p_kept + start + o_t, mask=start + o_t < num_kept, other=float("-inf"))
+            key = ordered_bits(x)
+            mass += tl.where(key >= middle, tl.exp2(x - top), 0.0)
+            below += ((key >= low) & (key < middle)).to(tl.int32)
+            above += ((key >= middle) & (key < high)).to(tl.int32)
+        reached = tl.sum(mass, 0) >= target
+        low = tl.where(reached, middle, low)
+        high = tl.where(reached, high, middle)
+        between = tl.where(reached, tl.sum(above, 0), tl.sum(below, 0))
+    tl.store(value_ptr + row, from_ordered_bits(low))
+
+
+def bisect_top_p(scores: Tensor, count: Tensor, maxima: Tensor, p: float) -> Threshold:
+    """Threshold that keeps the smallest set of each row whose softmax mass reaches ``p``.
+
+    Parameters
+    ----------
+    scores
+        float32 [B, R, U], contiguous, log2 units; -inf for what is no candidate.
+    count
+        int32 [B]: entries of a row that count.
+    maxima
+        float32 [B, R, n] whose maximum is the row's.
+    p
+        Mass in (0, 1]; 1 keeps every candidate.
+    """
+    b, rows, stride = scores.shape
+    if p >= 1.0:
+        return Threshold(torch.full((b, rows), LOWEST, dtype=torch.float32, device=scores.device))
+    value = torch.empty(b, rows, dtype=torch.float32, device=scores.device)
+    _top_p_kernel[(b * rows,)](
+        scores, count, maxima, torch.empty_like(scores), value, p, stride, maxima.shape[2],
+        ROWS=rows, TILE=min(_TILE, padded(stride, 64)), MAXIMA=padded(maxima.shape[2], 1), num_warps=8,
+    )  # fmt: skip
+    return Threshold(value)
+
+
+def below_maximum(maxima: Tensor, delta: float) -> Threshold:
+    """Threshold ``delta`` (natural units) below the maximum of each row of maxima [B, R, n]."""
+    return Threshold(maxima.amax(dim=-1) - delta * LOG2_E.value)
+
+
+def below_first(tokens: Tensor, delta: float) -> Threshold:
+    """Threshold ``delta`` (natural units) below the score of token 0 of each row [B, R, N]."""
+    return Threshold(tokens[..., 0] - delta * LOG2_E.value)
