@@ -26,6 +26,9 @@ class Case:
     def scale(self) -> float:
         return float(self.keys.shape[-1] ** -0.5)
 
+    def to(self, device: str) -> Case:
+        return Case(self.keys.to(device), self.values.to(device), self.queries.to(device))
+
     def rows(self, index: int | slice) -> Case:
         one = slice(index, index + 1) if isinstance(index, int) else index
         return Case(self.keys[one], self.values[one], self.queries[:, one])

@@ -1,4 +1,4 @@
-"""Fused paths of all methods under the interpreter, generated from the registry, and the selections of their kernels."""
+"""Fused paths of all methods under the interpreter, generated from the registry; and their selection kernels."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ VARIANTS = [
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize(("group", "d"), [(1, 64), (3, 80), (4, 32), (7, 96), (8, 128)])
+@pytest.mark.parametrize(("group", "d"), [(1, 128), (3, 80), (7, 64)])
 def test_the_executors_agree(name: str, group: int, d: int) -> None:
     check_executors(method_of(name), make_case(batch=3, group=group, d=d, seed=group), 1e-4)
 
