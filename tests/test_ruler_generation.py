@@ -15,7 +15,7 @@ from eval.ruler.fitting import Setting
 from eval.ruler.tasks import COMMON_WORDS_PROMPT, CommonWordsTask
 from eval.ruler.templates import resolve_template
 from eval.ruler.tokens import TokenCounter
-from eval.ruler.word_lists import CommonWordsGenerator, LongListMissing
+from eval.ruler.word_lists import CommonWordsGenerator
 from eval.ruler.words import AdjectiveNounPairs
 from tests.ruler_data import require
 from tests.ruler_tokenizer import BOS, build, load_smollm2
@@ -164,10 +164,9 @@ def words_generator(length, long_list=None):
 
 
 def test_common_words_beyond_the_list_need_a_longer_one():
-    assert not words_generator(4096).needs_long_list()
-    assert words_generator(200_000).needs_long_list()
-    with pytest.raises(LongListMissing):
-        words_generator(200_000).draw(9000, 0)
+    assert words_generator(4096).surely_fits()
+    with pytest.raises(data.SourceUnavailable, match=r"english_words.json: length 200000 .* task.data_dir"):
+        words_generator(200_000).surely_fits()
     draft = words_generator(200_000, [f"word{i}" for i in range(9000)]).draw(9000, 0)
     assert all(output.startswith("word") for output in draft.outputs)
 

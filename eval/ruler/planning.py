@@ -9,8 +9,7 @@ from eval.records import Plan, Skipped, TaskError
 from eval.ruler.essays import REPOSITORY_WORDS
 from eval.ruler.fitting import DoesNotFit
 from eval.ruler.generation import make_generator
-from eval.ruler.tasks import TASKS, CommonWordsTask, QuestionTask
-from eval.ruler.word_lists import CommonWordsGenerator
+from eval.ruler.tasks import TASKS, QuestionTask
 
 if TYPE_CHECKING:
     from eval.ruler.suite import RulerSuite
@@ -59,31 +58,19 @@ def _skip(suite: RulerSuite, name: str) -> Skipped | None:
     try:
         for source in task.sources:
             suite.sources.locate(source)
+        if suite.is_generated(name):
+            return None
+        if isinstance(task.kind, QuestionTask):
+            available = len(suite.sources.questions(task.kind).questions)
+            if suite.config.samples > available:
+                raise TaskError(f"task.samples={suite.config.samples}: {name} has {available} questions")
+        if not make_generator(task, suite.setting(name), suite.sources).surely_fits():
+            suite.rows(name)
     except data.SourceUnavailable as error:
         return Skipped(name, f"data cannot be had: {error}", source_missing=True)
-    if suite.is_generated(name):
-        return None
-    if isinstance(task.kind, QuestionTask):
-        available = len(suite.sources.questions(task.kind).questions)
-        if suite.config.samples > available:
-            raise TaskError(f"task.samples={suite.config.samples}: {name} has {available} questions")
-    try:
-        generator = make_generator(task, suite.setting(name), suite.sources)
-        if not generator.surely_fits():
-            suite.rows(name)
     except DoesNotFit as reason:
         return Skipped(name, f"length {suite.config.length} is too small: {reason}")
-    if isinstance(task.kind, CommonWordsTask) and suite.sources.long_list is None and _lacks_words(suite, name):
-        missing = "give RULER's english_words.json in task.data_dir"
-        return Skipped(
-            name, f"length {suite.config.length} needs more words than the list has: {missing}", source_missing=True
-        )
     return None
-
-
-def _lacks_words(suite: RulerSuite, name: str) -> bool:
-    generator = make_generator(TASKS[name], suite.setting(name), suite.sources)
-    return isinstance(generator, CommonWordsGenerator) and generator.needs_long_list()
 
 
 def _provenance(suite: RulerSuite, tasks: tuple[str, ...]) -> tuple[list[str], bool]:

@@ -5,16 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from random import Random
 
+from eval.data import SourceUnavailable
 from eval.ruler.fitting import Draft, ImpossibleSize, Setting, SizedGenerator
 from eval.ruler.tasks import COMMON_WORDS_PROMPT, CommonWordsTask
 from eval.ruler.words import common_words
 
 _ESTIMATE_SIZE = 4096
 """Words of the trial from which the tokens per word are estimated."""
-
-
-class LongListMissing(Exception):  # noqa: N818 - says what happened
-    """More distinct words are asked for than the word list holds, and no longer list was given."""
 
 
 class CommonWordsGenerator(SizedGenerator):
@@ -47,15 +44,11 @@ class CommonWordsGenerator(SizedGenerator):
         """Twice the words that the estimate allows."""
         return int(self.setting.budget // tokens_per_unit) * 2
 
-    def needs_long_list(self) -> bool:
-        """Whether the search asks for more words than the list holds; uses up draws of the stream."""
-        if self.upper_bound(self.first_estimate()) <= len(self._words):
-            return False
-        try:
+    def surely_fits(self) -> bool:
+        """As for every sized task, and whether the words suffice: raises `SourceUnavailable` if not."""
+        if self._long_list is None and self.upper_bound(self.first_estimate()) > len(self._words):
             self.search()
-        except LongListMissing:
-            return True
-        return False
+        return super().surely_fits()
 
     def draw(self, size: int, index: int) -> Draft:
         """Draw the example and then a list of `size` distinct words."""
@@ -78,7 +71,11 @@ class CommonWordsGenerator(SizedGenerator):
         words: Sequence[str] = self._words
         if size > len(words):
             if self._long_list is None:
-                raise LongListMissing(f"{size} distinct words are needed, the list holds {len(words)}")
+                raise SourceUnavailable(
+                    "english_words.json",
+                    f"length {self.setting.length} asks for {size} distinct words, the usual list holds {len(words)}; "
+                    "give RULER's file in task.data_dir",
+                )
             words = self._long_list
             if size > len(words):
                 raise ImpossibleSize(f"{size} distinct words are needed, english_words.json holds {len(words)}")
