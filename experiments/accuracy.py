@@ -34,6 +34,7 @@ def run_accuracy(config: RunConfig) -> int:
     try:
         return AccuracyRun(prepared, identity, store).run()
     finally:
+        store.discard_if_empty()
         store.close()
 
 
@@ -48,7 +49,7 @@ def identify(prepared: Prepared) -> dict[str, Any]:
         "task": prepared.task,
         "model_revision": prepared.model.revision,
         "prompts": digest(prompts_fingerprint(prepared.samples)),
-        "executor": config.executor,
+        "executor": prepared.executor,
         "device": device_class(),
         "versions": versions(("torch", "triton", "transformers")),
         "code": code_fingerprint(
@@ -70,7 +71,13 @@ class AccuracyRun:
         self.config = prepared.config
         self.identity = identity
         self.store = store
-        self.static: dict[str, Any] = {"executor": self.config.executor, "graph": False, "dense_layers": None}
+        self.static: dict[str, Any] = {"executor": prepared.executor, "graph": False, "dense_layers": None}
+
+    @property
+    def unit(self) -> int:
+        """Tokens of the method's block or page, 16 where it has neither."""
+        knobs = self.config.method
+        return int(knobs.get("sub_block") or knobs.get("block_size") or knobs.get("page_size") or 16)
 
     def run(self) -> int:
         """Carry the run as far as it goes; returns the exit code."""
@@ -103,10 +110,12 @@ class AccuracyRun:
             raise UsageError(f"out={self.config.root}: cannot be written ({error.strerror})") from None
         tracker = make_tracker(self.config.tracker, self.store.run_id, self.identity, self.config.root)
         try:
-            fidelity = FidelityLog(self.store.folder / "fidelity")
+            fidelity = FidelityLog(self.store.folder / "fidelity", self.unit)
             if pending:
                 self._run_samples(pending, rows, fidelity, tracker)
             status, reason = self._outcome(rows)
+        except UsageError:
+            raise
         except KeyboardInterrupt:
             summary = self._summarize(rows, "partial", "interrupted; the same command resumes")
             tracker.finish(summary, {})
@@ -169,24 +178,28 @@ class AccuracyRun:
             raise UsageError(str(error)) from None
 
     def _engine(self, loaded: LoadedModel, fidelity: FidelityLog) -> Any:
+        from ffd.cache import UnsupportedModelError
         from ffd.engine import Engine
-        from ffd.methods import create
+        from ffd.methods import KnobError, create
 
         method = dict(self.config.method)
         capacity = max(self.prepared.prompt_tokens(s) + s.max_new_tokens for s in self.prepared.samples)
         chunk = self.config.prefill_chunk
         if chunk is None and loaded.device.startswith("cuda"):
             chunk = _GPU_PREFILL_CHUNK
-        return Engine(
-            loaded.model,
-            create(method.pop("name"), method),
-            capacity=capacity,
-            executor=self.config.executor,
-            graph=self.config.graph,
-            prefill_chunk=chunk,
-            probe=fidelity.probe if self.config.fidelity_every else None,
-            probe_every=self.config.fidelity_every or 1,
-        )
+        try:
+            return Engine(
+                loaded.model,
+                create(method.pop("name"), method),
+                capacity=capacity,
+                executor=self.config.executor,
+                graph=self.config.graph,
+                prefill_chunk=chunk,
+                probe=fidelity.probe if self.config.fidelity_every else None,
+                probe_every=self.config.fidelity_every or 1,
+            )
+        except (UnsupportedModelError, KnobError) as error:
+            raise UsageError(str(error)) from None
 
     def _run_sample(self, engine: Any, loaded: LoadedModel, sample: Sample, fidelity: FidelityLog) -> dict[str, Any]:
         started = time.perf_counter()
@@ -247,7 +260,7 @@ class AccuracyRun:
         )
         timing, timing_reasons = summarise.timing(ordered)
         validity, _ = summarise.validity(ordered, prepared.plan, self.static)
-        fidelity = FidelityLog(self.store.folder / "fidelity")
+        fidelity = FidelityLog(self.store.folder / "fidelity", self.unit)
         values, fidelity_reasons = fidelity.summary()
         from ffd.methods import method_class
 

@@ -47,4 +47,6 @@ def hydra_line(error: BaseException, overrides: Sequence[str]) -> str:
         key = unknown.groups()[-1]
         typed = next((o for o in overrides if o.lstrip("+~").split("=")[0] == key), key)
         return f"{typed}: there is no key {key}; see python run.py --help and conf/"
-    return one_line(error)
+    at_fault = re.search(r"at input '(.*?)'", text)
+    typed = next((o for o in overrides if at_fault and at_fault.group(1) in o), None)
+    return one_line(error) if typed is None else f"{typed}: {one_line(error)}"

@@ -20,11 +20,13 @@ class FidelityLog:
     ----------
     folder
         Where the files are kept; absent before the first sample.
+    unit
+        Tokens per page of the page-level metrics: the method's own block or page.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, unit: int) -> None:
         self.folder = folder
-        self.probe = FidelityProbe()
+        self.probe = FidelityProbe(unit)
         current = read_json(folder / "current.json")
         self._covered: list[str] = current["samples"] if current else []
         self._file: str | None = current["file"] if current else None

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from eval.data import DataError
 from eval.models import ModelDescription, ModelError, ModelSpec, describe
 from eval.records import Plan, Sample, Skipped, Suite, TaskError
@@ -13,6 +15,7 @@ from eval.suites import make_suite
 from experiments.config import RunConfig
 from experiments.defaults import fill_task
 from experiments.errors import UsageError
+from ffd.executor import ExecutorError, resolve_executor
 
 
 @dataclass(frozen=True)
@@ -30,6 +33,8 @@ class Prepared:
     """In task and index order."""
     notes: tuple[str, ...]
     """Lines for the table's header."""
+    executor: str
+    """fused or reference."""
 
     def prompt_tokens(self, sample: Sample) -> int:
         """Tokens of a sample's prompt, from the suite where it knows them."""
@@ -47,9 +52,10 @@ def prepare(config: RunConfig) -> Prepared:
     """
     try:
         spec = ModelSpec(**{key: value for key, value in config.model.items() if value is not None})
+        executor = resolve_executor(config.executor, torch.device("cuda" if torch.cuda.is_available() else "cpu"))
         model = describe(spec)
         task, notes = fill_task(
-            config.task, runner=config.runner, context_length=model.context_length, has_gpu=_has_gpu()
+            config.task, runner=config.runner, context_length=model.context_length, has_gpu=torch.cuda.is_available()
         )
         suite = make_suite(
             task,
@@ -61,7 +67,7 @@ def prepare(config: RunConfig) -> Prepared:
         )
         plan = suite.plan()
         samples, missing = _samples(suite, plan)
-    except (ModelError, TaskError, DataError) as error:
+    except (ModelError, TaskError, DataError, ExecutorError) as error:
         raise UsageError(str(error)) from None
     except TypeError as error:
         raise UsageError(f"model: {error}") from None
@@ -75,7 +81,7 @@ def prepare(config: RunConfig) -> Prepared:
     if not plan.tasks:
         reasons = "; ".join(f"{s.task}: {s.reason}" for s in plan.skipped)
         raise UsageError(f"task={task['name']}: no task can be run ({reasons})")
-    return Prepared(config, spec, model, task, suite, plan, samples, (*notes, *plan.notes))
+    return Prepared(config, spec, model, task, suite, plan, samples, (*notes, *plan.notes), executor)
 
 
 def _samples(suite: Suite, plan: Plan) -> tuple[tuple[Sample, ...], list[Skipped]]:
@@ -94,9 +100,3 @@ def _samples(suite: Suite, plan: Plan) -> tuple[tuple[Sample, ...], list[Skipped
 def prompts_fingerprint(samples: Sequence[Sample]) -> list[str]:
     """Fingerprints of all prompts with their limits, in order: what two runs must share to be compared."""
     return [f"{s.task}/{s.index}/{s.max_new_tokens}/{s.fingerprint}" for s in samples]
-
-
-def _has_gpu() -> bool:
-    import torch
-
-    return torch.cuda.is_available()

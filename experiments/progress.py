@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from types import TracebackType
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
-console = Console(file=sys.stderr, highlight=False)
+console = Console(stderr=True, highlight=False, soft_wrap=True)
 """Everything but the result's table goes to standard error."""
 
 

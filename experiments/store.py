@@ -130,6 +130,11 @@ class RunStore:
         """Give the ballast's space back."""
         self.reserve_path.unlink(missing_ok=True)
 
+    def discard_if_empty(self) -> None:
+        """Remove the folder if no sample was ever finished in it: a run that could not begin leaves nothing."""
+        if not self.samples_path.exists() and not (self.folder / "previous").exists():
+            shutil.rmtree(self.folder, ignore_errors=True)
+
     def close(self) -> None:
         """Release files and the lock."""
         if self._samples is not None:

@@ -11,7 +11,7 @@ from rich.table import Table
 
 def print_summary(summary: Mapping[str, Any], console: Console | None = None) -> None:
     """Print a stored summary; the same for a run that just ended and one found finished."""
-    out = console or Console(highlight=False)
+    out = console or Console(highlight=False, soft_wrap=True)
     method, model, task = summary["method"], summary["model"], summary["task"]
     knobs = ", ".join(f"{k}={v}" for k, v in method.items() if k != "name" and v is not None)
     accuracy = summary["accuracy"]
@@ -68,7 +68,8 @@ def _sparsity_line(summary: Mapping[str, Any]) -> str:
 def _fidelity_line(summary: Mapping[str, Any]) -> str:
     f = summary["fidelity"]
     return (
-        f"fidelity: mass recall {number(f.get('mass_recall'), 4)} · salient hits {number(f.get('salient_hit_rate'), 4)} · "
+        f"fidelity: mass recall {number(f.get('mass_recall'), 4)} · "
+        f"salient hits {number(f.get('salient_hit_rate'), 4)} · "
         f"lse error max {number(f.get('lse_error_max'), 4)}, mean {number(f.get('lse_error_mean'), 5)} nat · "
         f"Spearman {number(f.get('spearman'), 4)} · output error {number(f.get('output_rel_error'), 4)}"
     )

@@ -9,6 +9,10 @@ import torch
 from ffd.methods import Executor
 
 
+class ExecutorError(ValueError):
+    """The executor asked for is unknown or cannot run here."""
+
+
 def resolve_executor(requested: str, device: torch.device) -> Executor:
     """Turn ``auto`` into what the device can run.
 
@@ -21,15 +25,15 @@ def resolve_executor(requested: str, device: torch.device) -> Executor:
 
     Raises
     ------
-    ValueError
+    ExecutorError
         For another name, or for ``fused`` where Triton cannot run: never a silent fallback.
     """
     if requested not in ("auto", "fused", "reference"):
-        raise ValueError(f"executor={requested}: expected auto, fused or reference")
+        raise ExecutorError(f"executor={requested}: expected auto, fused or reference")
     if requested == "auto":
         return "fused" if device.type == "cuda" else "reference"
     if requested == "fused" and device.type != "cuda" and os.environ.get("TRITON_INTERPRET") != "1":
-        raise ValueError(
+        raise ExecutorError(
             f"executor=fused: needs a GPU (device is {device.type}), or TRITON_INTERPRET=1 for tests; "
             "use executor=reference or auto"
         )

@@ -1,0 +1,317 @@
+"""`python run.py` end to end on a tiny random model: what a run leaves, how it resumes, how it fails."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import run
+from experiments import accuracy
+from experiments.store import RunStore
+from tests.ruler_tokenizer import build
+from tests.tiny import tiny_model
+
+ROOT = Path(run.__file__).parent
+SAMPLE_KEYS = (
+    "task index prompt_fingerprint bos_count truncated prediction references score prompt_tokens new_tokens seconds ledger"
+).split()
+LAYERS = 2
+
+
+@pytest.fixture(scope="module")
+def model_folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("tiny-llama")
+    tiny_model("llama", layers=LAYERS).save_pretrained(folder)
+    build().save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def command(model_folder, tmp_path):
+    """Arguments of a small run whose results go to a fresh folder."""
+    return [
+        f"model.path={model_folder}",
+        "task.length=512",
+        "task.tasks=[niah_single_1,niah_multikey_2]",
+        "task.samples=2",
+        "tracker=none",
+        "delta=1",
+        f"out={tmp_path}/out",
+    ]
+
+
+def invoke(arguments, monkeypatch):
+    """Run in this process; returns the exit code."""
+    from hydra.core.global_hydra import GlobalHydra
+
+    GlobalHydra.instance().clear()
+    monkeypatch.setattr(sys, "argv", ["run.py", *arguments])
+    monkeypatch.setattr(run, "_exit_codes", [])
+    return run.main()
+
+
+def only_run(tmp_path):
+    (folder,) = (tmp_path / "out" / "runs").iterdir()
+    return folder
+
+
+def samples(folder):
+    return [json.loads(line) for line in (folder / "samples.jsonl").read_text().splitlines()]
+
+
+def comparable(rows):
+    """Rows without what differs from run to run by nature."""
+    return [{k: v for k, v in row.items() if k not in ("seconds", "timing")} for row in rows]
+
+
+def test_a_run_leaves_what_it_promises(command, tmp_path, monkeypatch, capsys):
+    assert invoke(command, monkeypatch) == 0
+    folder = only_run(tmp_path)
+    summary = json.loads((folder / "summary.json").read_text())
+    rows = samples(folder)
+    assert [(r["task"], r["index"]) for r in rows] == [
+        (t, i) for t in ("niah_single_1", "niah_multikey_2") for i in range(2)
+    ]
+    for row in rows:
+        assert set(SAMPLE_KEYS) <= set(row)
+        assert row["bos_count"] == 1
+        assert row["truncated"] is False
+    steps = sum(r["new_tokens"] - 1 for r in rows) * LAYERS
+    assert summary["status"] == "complete"
+    assert summary["validity"]["sparse_steps"] == steps
+    assert summary["validity"]["dense_steps"] == 0
+    assert summary["validity"]["executor"] == "reference"
+    assert 0 < summary["sparsity"]["keep_io"] <= 1
+    assert summary["sparsity"]["sparsity"] == 1 - summary["sparsity"]["keep_io"]
+    assert 0 < summary["fidelity"]["mass_recall"] <= 1
+    for block in ("run_id", "method", "model", "task", "timing", "environment", "null_reasons"):
+        assert block in summary
+    accuracy_block = summary["accuracy"]
+    assert set(accuracy_block["niah_multikey_2"]) >= {"score", "n", "ci95", "length_tokens"}
+    assert accuracy_block["niah_multikey_2"]["length_tokens"]["max"] <= 512
+    assert accuracy_block["average_partial"] is True or accuracy_block["average"] is not None
+    for name in ("config.yaml", "environment.json", "layers.json", "fidelity.csv"):
+        assert (folder / name).stat().st_size > 0
+    out = capsys.readouterr().out
+    assert "niah_single_1" in out
+    assert "status complete" in out
+    assert not (folder / ".reserve").exists()
+
+
+def test_a_finished_run_is_shown_and_rerun_keeps_the_earlier_files(command, tmp_path, monkeypatch, capsys):
+    assert invoke(command, monkeypatch) == 0
+    first = (only_run(tmp_path) / "samples.jsonl").read_text()
+    capsys.readouterr()
+    monkeypatch.setattr(accuracy, "load_model", lambda spec: pytest.fail("a finished run must not load weights"))
+    assert invoke(command, monkeypatch) == 0
+    assert "status complete" in capsys.readouterr().out
+    monkeypatch.undo()
+    assert invoke([*command, "rerun=true"], monkeypatch) == 0
+    folder = only_run(tmp_path)
+    assert (folder / "previous" / "samples.jsonl").read_text() == first
+    assert comparable(samples(folder)) == comparable(samples(folder / "previous"))
+
+
+def test_an_error_keeps_finished_samples_and_the_same_command_resumes(command, tmp_path, monkeypatch, capsys):
+    undisturbed = [a for a in command if not a.startswith("out=")] + [f"out={tmp_path}/calm"]
+    assert invoke(undisturbed, monkeypatch) == 0
+    honest = accuracy.AccuracyRun._run_sample
+    calls = []
+
+    def failing(self, engine, loaded, sample, fidelity):
+        calls.append(sample.index)
+        if len(calls) == 3:
+            raise RuntimeError("the power went out")
+        return honest(self, engine, loaded, sample, fidelity)
+
+    monkeypatch.setattr(accuracy.AccuracyRun, "_run_sample", failing)
+    assert invoke(command, monkeypatch) == 1
+    assert "the power went out" in capsys.readouterr().err
+    folder = only_run(tmp_path)
+    assert json.loads((folder / "summary.json").read_text())["status"] == "failed"
+    assert len(samples(folder)) == 2
+    monkeypatch.undo()
+    with (folder / "samples.jsonl").open("a") as file:
+        file.write('{"task": "vt", "index": 0, "predic')  # as a kill in the middle of a write leaves it
+    assert invoke(command, monkeypatch) == 0
+    (calm,) = (tmp_path / "calm" / "runs").iterdir()
+    assert comparable(samples(folder)) == comparable(samples(calm))
+    summaries = [json.loads((f / "summary.json").read_text()) for f in (folder, calm)]
+    for block in ("accuracy", "sparsity", "validity", "status"):
+        assert summaries[0][block] == summaries[1][block]
+    numbers = [{k: v for k, v in s["fidelity"].items() if isinstance(v, float)} for s in summaries]
+    assert numbers[0] == pytest.approx(numbers[1], rel=1e-12)
+
+
+def test_a_full_disk_marks_the_run_failed_and_leaves_it_readable(command, tmp_path, monkeypatch, capsys):
+    honest = RunStore.append_sample
+
+    def full_after_one(self, row):
+        if self.finished_samples():
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        honest(self, row)
+
+    monkeypatch.setattr(RunStore, "append_sample", full_after_one)
+    assert invoke(command, monkeypatch) == 1
+    assert "No space left on device" in capsys.readouterr().err
+    folder = only_run(tmp_path)
+    summary = json.loads((folder / "summary.json").read_text())
+    assert summary["status"] == "failed"
+    assert "No space left" in summary["reason"]
+    assert len(samples(folder)) == 1
+
+
+def test_a_really_full_file_system(command, tmp_path, monkeypatch, capsys):
+    small = tmp_path / "small"
+    small.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", small], capture_output=True)
+    if mounted.returncode:
+        pytest.skip("mounting a small file system needs root")
+    try:
+        # What is left holds the ballast, the run's small files and a few samples.
+        (small / "filler").write_bytes(b"\0" * 560 * 1024)
+        arguments = [a for a in command if not a.startswith(("out=", "task.samples"))]
+        assert invoke([*arguments, "task.samples=40", f"out={small}/out"], monkeypatch) == 1
+        assert "No space left on device" in capsys.readouterr().err
+        (folder,) = (small / "out" / "runs").iterdir()
+        assert json.loads((folder / "summary.json").read_text())["status"] == "failed"
+        assert samples(folder)
+    finally:
+        subprocess.run(["umount", small], check=True)
+
+
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
+def test_an_interrupted_run_resumes(command, tmp_path, monkeypatch, how):
+    arguments = [a.replace("task.samples=2", "task.samples=6") for a in command]
+    process = subprocess.Popen([sys.executable, "run.py", *arguments], cwd=ROOT, stderr=subprocess.PIPE, text=True)
+    path = tmp_path / "out" / "runs"
+    deadline = time.monotonic() + 120
+    while not any(p.stat().st_size for p in path.glob("*/samples.jsonl")):
+        assert time.monotonic() < deadline
+        assert process.poll() is None
+        time.sleep(0.02)
+    process.send_signal(how)
+    _, err = process.communicate(timeout=60)
+    if how == signal.SIGINT:
+        assert process.returncode == 130
+        assert "Traceback" not in err
+    folder = only_run(tmp_path)
+    before = samples(folder)
+    assert json.loads((folder / "summary.json").read_text())["status"] == "partial"
+    assert invoke(arguments, monkeypatch) == 0
+    after = samples(folder)
+    assert after[: len(before)] == before
+    assert len({(r["task"], r["index"]) for r in after}) == len(after) == 12
+
+
+def test_two_writers_of_one_run_do_not_mix(command, tmp_path, monkeypatch, capsys):
+    assert invoke(command, monkeypatch) == 0
+    run_id = only_run(tmp_path).name
+    holder = RunStore(tmp_path / "out", run_id)
+    try:
+        assert invoke(command, monkeypatch) == 2
+        assert "another process is writing it" in capsys.readouterr().err
+    finally:
+        holder.close()
+
+
+def test_dry_run_estimates_and_runs_nothing(command, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(accuracy, "load_model", lambda spec: pytest.fail("a dry run must not load weights"))
+    assert invoke([*command, "dry_run=true"], monkeypatch) == 0
+    err = capsys.readouterr().err
+    assert "4 samples to run" in err
+    assert not list((tmp_path / "out").rglob("samples.jsonl"))
+
+
+def test_prompts_runner_writes_the_official_fields(command, tmp_path, monkeypatch):
+    assert invoke([*command, "runner=prompts"], monkeypatch) == 0
+    rows = [json.loads(line) for line in (tmp_path / "out" / "niah_multikey_2.jsonl").read_text().splitlines()]
+    assert len(rows) == 2
+    assert {"index", "input", "outputs", "length", "answer_prefix"} <= set(rows[0])
+
+
+BAD = [
+    ("method=quick", "method=quick: expected one of"),
+    ("task=quick", "task=quick: expected one of"),
+    ("model=quick", "model=quick: expected one of"),
+    ("runner=quick", "runner=quick: expected one of"),
+    ("executor=quick", "executor=quick: expected one of"),
+    ("tracker=quick", "tracker=quick: expected one of"),
+    ("task.tasks=[niah_single_9]", "niah_single_9"),
+    ("quick=1", "quick=1: there is no key"),
+    ("+quick=1", "quick=1: there is no key"),
+    ("task.quick=1", "task.quick=1: there is no key"),
+    ("method.token_budget=4", "token_budget"),
+    ("delta=-1", "delta=-1: expected a number >= 0"),
+    ("delta=nan", "delta=nan: expected a number >= 0"),
+    ("delta=wide", "delta=wide: expected a number >= 0"),
+    ("delta_unit=bit", "delta_unit=bit: expected nat or log2"),
+    ("method.block_size=100", "block_size=100: expected 64, 128 or 256 (a power of two)"),
+    ("method.sub_block=512", "sub_block=512"),
+    ("method.residual=int4", "residual=int4"),
+    ("method.n_sink=-1", "n_sink=-1"),
+    ("method.n_sink=many", "n_sink=many"),
+    ("task.samples=0", "task.samples=0"),
+    ("task.length=0", "task.length=0"),
+    ("task.length=64", "length=64"),
+    ("task.length=100000", "length=100000"),
+    ("task.template=quick", "quick"),
+    ("task.data_dir=/nowhere", "/nowhere"),
+    ("seed=-1", "seed=-1"),
+    ("rerun=maybe", "rerun=maybe"),
+    ("fidelity.every=-1", "fidelity.every=-1"),
+    ("model.path=/nowhere", "/nowhere"),
+    ("model.dtype=int8", "int8"),
+    ("executor=fused", "executor=fused: needs a GPU"),
+    ("out=/proc/nowhere", "/proc/nowhere"),
+    ("delta=[1", "delta=[1"),
+]
+
+
+@pytest.mark.parametrize(("bad", "expected"), BAD, ids=[b for b, _ in BAD])
+def test_bad_input_gets_one_clear_line(command, tmp_path, monkeypatch, capsys, bad, expected):
+    assert invoke([*command, bad], monkeypatch) == 2
+    err = capsys.readouterr().err.strip()
+    errors = [line for line in err.splitlines() if line.startswith("error:")]
+    assert len(errors) == 1
+    assert err.splitlines()[-1] == errors[0]
+    assert expected in errors[0]
+    assert "Traceback" not in err
+    assert not list(tmp_path.rglob("samples.jsonl"))
+
+
+def test_a_knob_the_method_does_not_have(command, monkeypatch, capsys):
+    assert invoke([*command, "method=dense"], monkeypatch) == 2
+    assert "delta=1: method dense has no knob delta" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("damage", ["truncate", "garbage"])
+def test_damaged_weights_are_named(command, model_folder, tmp_path, monkeypatch, capsys, damage):
+    broken = tmp_path / "broken"
+    shutil.copytree(model_folder, broken)
+    weights = broken / "model.safetensors"
+    data = weights.read_bytes()
+    weights.write_bytes(data[: len(data) // 2] if damage == "truncate" else b"not weights at all")
+    arguments = [a for a in command if not a.startswith("model.path")]
+    assert invoke([*arguments, f"model.path={broken}"], monkeypatch) == 2
+    err = capsys.readouterr().err
+    assert str(broken) in err
+    assert "Traceback" not in err
+
+
+def test_help_is_quick_and_lists_the_groups():
+    started = time.monotonic()
+    done = subprocess.run([sys.executable, "run.py", "--help"], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert "method: " in done.stdout
+    assert "python run.py method=ffd delta=7 task=ruler" in done.stdout
+    # Generous for a loaded machine; importing torch alone would take longer than the real time.
+    assert time.monotonic() - started < 20
