@@ -39,6 +39,15 @@ CONVERTED_UNIT = tl.constexpr(0.5)
 
 
 @triton.jit
+def half_product(query, half_step, PTX: tl.constexpr):
+    """``query * half_step`` rounded to fp16, both fp16 of one shape: two products an instruction."""
+    if PTX:
+        return tl.inline_asm_elementwise("mul.rn.f16x2 $0, $1, $2;", "=r,r,r", [query, half_step], tl.float16, True, 2)
+    else:
+        return query * half_step
+
+
+@triton.jit
 def widen_codes(packed, PTX: tl.constexpr):
     """Packed bytes to 16 bits each, uint8 -> int16, two byte permutations for four bytes."""
     if PTX:
@@ -72,31 +81,44 @@ def code_plane(wide, plane: tl.constexpr, PTX: tl.constexpr, SUBNORMAL: tl.const
 
 
 @triton.jit
-def int8_to_half(residual, PTX: tl.constexpr):
-    """int8 -> fp16, exactly; the hardware's own conversion runs at a quarter of the rate.
+def int8_to_half(residual, plane: tl.constexpr, PTX: tl.constexpr):
+    """int8 times 4**(plane - 1) as fp16, exactly: undoes the gain of the plane's query operand.
 
-    A byte pasted under the exponent of 1024 reads 1024 + byte; flipping its sign bit first makes the
-    byte residual + 128, hence the subtraction of 1152.
+    The hardware's own conversion runs at a quarter of the rate. A byte pasted under the exponent of 1024
+    reads 1024 + byte; flipping its sign bit first makes the byte residual + 128, hence the 1152.
     """
     if PTX:
-        return tl.inline_asm_elementwise(
-            """{
-            .reg .b32 biased, offset;
-            mov.b32 offset, 0x64806480;
-            xor.b32 biased, $2, 0x80808080;
-            prmt.b32 $0, biased, 0x64646464, 0x5140;
-            prmt.b32 $1, biased, 0x64646464, 0x7362;
-            sub.f16x2 $0, $0, offset;
-            sub.f16x2 $1, $1, offset;
-            }""",
-            "=&r,=&r,r",
-            [residual],
-            dtype=tl.float16,
-            is_pure=True,
-            pack=4,
-        )
+        if plane == 0:
+            return paste_bytes(residual, "mov.b32 gain, 0x34003400; mov.b32 offset, 0xDC80DC80;")  # 1/4, -288
+        elif plane == 1:
+            return paste_bytes(residual, "mov.b32 gain, 0x3C003C00; mov.b32 offset, 0xE480E480;")  # 1, -1152
+        elif plane == 2:
+            return paste_bytes(residual, "mov.b32 gain, 0x44004400; mov.b32 offset, 0xEC80EC80;")  # 4, -4608
+        else:
+            return paste_bytes(residual, "mov.b32 gain, 0x4C004C00; mov.b32 offset, 0xF480F480;")  # 16, -18432
     else:
-        return residual.to(tl.float16)
+        return (residual.to(tl.float32) * (4.0 ** (plane - 1))).to(tl.float16)
+
+
+@triton.jit
+def paste_bytes(residual, constants: tl.constexpr):
+    """``residual * gain`` of four bytes at a time, see `int8_to_half`; ``constants`` sets gain and -1152 * gain."""
+    return tl.inline_asm_elementwise(
+        "{ .reg .b32 biased, gain, offset; "
+        + constants
+        + """
+        xor.b32 biased, $2, 0x80808080;
+        prmt.b32 $0, biased, 0x64646464, 0x5140;
+        prmt.b32 $1, biased, 0x64646464, 0x7362;
+        fma.rn.f16x2 $0, $0, gain, offset;
+        fma.rn.f16x2 $1, $1, gain, offset;
+        }""",
+        "=&r,=&r,r",
+        [residual],
+        dtype=tl.float16,
+        is_pure=True,
+        pack=4,
+    )
 
 
 @triton.jit
@@ -120,6 +142,22 @@ def online_softmax(row_max, row_sum, acc, scores, values):
     row_sum = row_sum * shrink + tl.sum(weights, 1)
     acc = tl.dot(weights.to(values.dtype), values, acc * shrink[:, None], input_precision="ieee")
     return new_max, row_sum, acc
+
+
+@triton.jit
+def online_softmax_by_column(row_max, sums, acc, scores, values):
+    """`online_softmax` with the weights' sum left for the end: a sum over a tile's columns crosses warps.
+
+    row_max [GM]; sums [GM, T]; acc [GM, DP] fp32; scores [GM, T] log2 units, -inf where absent; values [T, DP].
+    """
+    new_max = tl.maximum(row_max, tl.max(scores, 1))
+    # A row that has met nothing yet keeps -inf; subtracting it from itself would give NaN.
+    finite_max = tl.where(new_max == float("-inf"), 0.0, new_max)
+    shrink = tl.exp2(row_max - finite_max)
+    weights = tl.exp2(scores - finite_max[:, None])
+    sums = sums * shrink[:, None] + weights
+    acc = tl.dot(weights.to(values.dtype), values, acc * shrink[:, None], input_precision="ieee")
+    return new_max, sums, acc
 
 
 @triton.jit
@@ -189,6 +227,49 @@ def reduce_splits(
 
 
 @triton.jit
+def reduce_all_splits(
+    max_ptr, sum_ptr, acc_ptr, out_ptr, lse_ptr, G, D,
+    SPLITS: tl.constexpr, SP: tl.constexpr, GP: tl.constexpr, DP: tl.constexpr, CHUNK: tl.constexpr,
+    RETURN_LSE: tl.constexpr,
+):  # fmt: skip
+    """`reduce_splits` for a number of splits known when compiled.
+
+    One program reads everything, so latency is all that counts: unrolled, and no load waits for another.
+    """
+    o_g = tl.arange(0, GP)
+    o_d = tl.arange(0, DP)
+    o_s = tl.arange(0, SP)
+    m_g = o_g < G
+    m_sg = (o_s < SPLITS)[:, None] & m_g[None, :]
+    o_sg = o_s[:, None] * G + o_g[None, :]
+    # [SP, GP]
+    b_max = tl.load(max_ptr + o_sg, mask=m_sg, other=float("-inf"), cache_modifier=".cg")
+    b_sum = tl.load(sum_ptr + o_sg, mask=m_sg, other=0.0, cache_modifier=".cg")
+    top = tl.max(b_max, 0)
+    finite_top = tl.where(top == float("-inf"), 0.0, top)
+    total = tl.sum(tl.exp2(b_max - finite_top[None, :]) * b_sum, 0)
+    acc = tl.zeros([GP, DP], tl.float32)
+    for start in tl.static_range(0, SPLITS, CHUNK):
+        o_c = start + tl.arange(0, CHUNK)
+        o_cg = o_c[:, None] * G + o_g[None, :]
+        m_cg = (o_c < SPLITS)[:, None] & m_g[None, :]
+        weight = tl.exp2(
+            tl.load(max_ptr + o_cg, mask=m_cg, other=float("-inf"), cache_modifier=".cg") - finite_top[None, :]
+        )
+        # [CHUNK, GP, DP]
+        m_acc = m_cg[:, :, None] & (o_d < D)[None, None, :]
+        p_acc = acc_ptr + o_cg[:, :, None] * D + o_d[None, None, :]
+        b_acc = tl.load(p_acc, mask=m_acc, other=0.0, cache_modifier=".cg")
+        # A split that met nothing never wrote its accumulator: whatever is there, NaN included, is dropped.
+        acc += tl.sum(tl.where((weight > 0.0)[:, :, None], b_acc * weight[:, :, None], 0.0), 0)
+    out = acc / tl.where(total == 0.0, 1.0, total)[:, None]
+    p_out = out_ptr + o_g[:, None] * D + o_d[None, :]
+    tl.store(p_out, out.to(out_ptr.dtype.element_ty), mask=m_g[:, None] & (o_d < D)[None, :])
+    if RETURN_LSE:
+        tl.store(lse_ptr + o_g, (top + tl.log2(total)) * LN_2, mask=m_g)
+
+
+@triton.jit
 def count_step(
     counters_ptr, active_ptr, row, row_head, context, scanned, union, selected_ptr, extra, G, COLUMNS: tl.constexpr
 ):
@@ -207,3 +288,23 @@ def count_step(
     counted = tl.load(p_counters, mask=o_c < columns)
     active = tl.load(active_ptr + row)
     tl.store(p_counters, counted + (step * active).to(tl.int64), mask=o_c < columns)
+
+
+@triton.jit
+def count_selective_step(
+    counters_ptr, active_ptr, row, row_head, context, scanned, kept, selected, tail, G, GP: tl.constexpr
+):
+    """Add one step to the ledger row of a kv head: ``kept`` tokens by the group, ``selected`` [GP] by each head.
+
+    The tail is attended to by all and added to both. To be called by one program of the step.
+    """
+    active = tl.load(active_ptr + row).to(tl.int64)
+    p_counters = counters_ptr + row_head * (FIRST_HEAD + G)
+    tl.store(p_counters + STEPS, tl.load(p_counters + STEPS) + active)
+    tl.store(p_counters + CONTEXT, tl.load(p_counters + CONTEXT) + context * active)
+    tl.store(p_counters + SCANNED, tl.load(p_counters + SCANNED) + scanned * active)
+    tl.store(p_counters + UNION, tl.load(p_counters + UNION) + (kept + tail) * active)
+    o_g = tl.arange(0, GP)
+    p_selected = p_counters + FIRST_HEAD + o_g
+    counted = tl.load(p_selected, mask=o_g < G, other=0)
+    tl.store(p_selected, counted + (selected + tail) * active, mask=o_g < G)

@@ -14,7 +14,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ffd.kernels.common import LOG2_E, arrives_last, count_step, online_softmax, reduce_splits, store_partial
+from ffd.kernels.common import (
+    LOG2_E,
+    arrives_last,
+    count_step,
+    online_softmax_by_column,
+    reduce_all_splits,
+    store_partial,
+)
 from ffd.kernels.launch import Partials, compute_dtype, fit_tile, hardware, padded, scratch_of, split_chunk
 from ffd.ledger import FIRST_HEAD, Ledger
 
@@ -24,11 +31,12 @@ def _dense_decode_kernel(
     q_ptr, k_ptr, v_ptr, lengths_ptr, out_ptr, max_ptr, sum_ptr, acc_ptr, arrivals_ptr,
     ledger_ptr, active_ptr, selected_ptr, scale_log2, stride_row, stride_head,
     HKV: tl.constexpr, G: tl.constexpr, D: tl.constexpr, GM: tl.constexpr, DP: tl.constexpr, TILE: tl.constexpr,
-    STAGES: tl.constexpr, COMPUTE: tl.constexpr, GP: tl.constexpr, CHUNK: tl.constexpr, COLUMNS: tl.constexpr,
+    STAGES: tl.constexpr, COMPUTE: tl.constexpr, GP: tl.constexpr, CHUNK: tl.constexpr,
+    SPLITS: tl.constexpr, SP: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     """Grid (splits, B * Hkv). q [B, Hq, D]; k, v [B, Hkv, C, D]; lengths [B]; out [B, Hq, D]."""
     split = tl.program_id(0)
-    num_splits = tl.num_programs(0)
+    num_splits: tl.constexpr = SPLITS
     row_head = tl.program_id(1).to(tl.int64)
     row = row_head // HKV
     length = tl.load(lengths_ptr + row)
@@ -46,7 +54,7 @@ def _dense_decode_kernel(
     first = split * per_split
     last = tl.minimum(first + per_split, length)
     row_max = tl.full([GM], float("-inf"), tl.float32)
-    row_sum = tl.zeros([GM], tl.float32)
+    sums = tl.zeros([GM, TILE], tl.float32)
     acc = tl.zeros([GM, DP], tl.float32)
     for start in tl.range(first, last, TILE, num_stages=STAGES):
         base = head_base + start * D  # within one head: 32 bits hold 16M tokens of 128 channels
@@ -56,15 +64,15 @@ def _dense_decode_kernel(
         scores = tl.dot(b_q, b_k.to(COMPUTE), input_precision="ieee") * scale_log2
         scores = tl.where(m_t[None, :], scores, float("-inf"))
         b_v = tl.load(v_ptr + base + o_t[:, None] * D + o_d[None, :], mask=m_t[:, None] & m_d[None, :], other=0.0)
-        row_max, row_sum, acc = online_softmax(row_max, row_sum, acc, scores, b_v.to(COMPUTE))
+        row_max, sums, acc = online_softmax_by_column(row_max, sums, acc, scores, b_v.to(COMPUTE))
 
     p_max = max_ptr + row_head * num_splits * G
     p_sum = sum_ptr + row_head * num_splits * G
     p_acc = acc_ptr + row_head * num_splits * G * D
-    store_partial(p_max, p_sum, p_acc, split, row_max, row_sum, acc, G, D, GM, DP)
+    store_partial(p_max, p_sum, p_acc, split, row_max, tl.sum(sums, 1), acc, G, D, GM, DP)
     if arrives_last(arrivals_ptr + row_head, num_splits):
         p_out = out_ptr + row_head * G * D
-        reduce_splits(p_max, p_sum, p_acc, p_out, p_out, G, D, num_splits, GP, DP, CHUNK, False)
+        reduce_all_splits(p_max, p_sum, p_acc, p_out, p_out, G, D, SPLITS, SP, GP, DP, CHUNK, False)
         count_step(
             ledger_ptr, active_ptr, row, row_head, length, 0, length, selected_ptr, length, G, COLUMNS
         )  # fmt: skip
@@ -120,6 +128,7 @@ def dense_decode(q: Tensor, keys: Tensor, values: Tensor, lengths: Tensor, scale
         ledger.counters, ledger.active, scratch.selected, scale * LOG2_E.value, keys.stride(0), keys.stride(1),
         HKV=hkv, G=group, D=d, GM=padded(group, 16), DP=padded(d, 16), TILE=tile,
         STAGES=stages, COMPUTE=compute_dtype(q.dtype), GP=padded(group, 1), CHUNK=split_chunk(group, d),
+        SPLITS=splits, SP=padded(splits, 1),
         COLUMNS=padded(FIRST_HEAD + group, 1), num_warps=4,
     )  # fmt: skip
     return out

@@ -4,7 +4,7 @@
 2. The attend kernel tests the maxima against ``pseudo_max - delta``; each of its programs takes every
    n-th kept sub-block, so that work is even whatever was kept, refines the thumbnail scores with the
    residual and folds the values into an online softmax. One more program attends to the tail. The last
-   program of a kv head to finish combines the partials and writes the ledger.
+   program of a kv head to finish combines the partials.
 
 A launch boundary is the cheapest grid-wide barrier (about 1 us inside a graph), and lets scan and
 attention have tiles and warps of their own. Nothing but per-sub-block maxima crosses it.
@@ -25,23 +25,34 @@ from ffd.kernels.common import (
     EXACT,
     INT8,
     LOG2_E,
-    NO_RESIDUAL,
     RESIDUAL_KINDS,
     RESIDUAL_STEP,
     SUBNORMAL_UNIT,
     arrives_last,
     code_plane,
-    count_step,
+    count_selective_step,
     e4m3_to_half,
+    half_product,
     int8_to_half,
-    online_softmax,
-    reduce_splits,
+    online_softmax_by_column,
+    reduce_all_splits,
     store_partial,
     widen_codes,
 )
-from ffd.kernels.ffd_scan import ScanScratch, ffd_scan
-from ffd.kernels.launch import compute_dtype, fit_tile, hardware, padded, scratch_of, split_chunk
-from ffd.ledger import FIRST_HEAD
+from ffd.kernels.ffd_scan import NEAR_TILE, ScanScratch, ffd_scan, stored_residual
+from ffd.kernels.launch import (
+    ATTEND_BUFFERS,
+    ATTEND_PROGRAMS,
+    ATTEND_TILE,
+    ATTEND_WARPS,
+    compute_dtype,
+    fit_tile,
+    hardware,
+    padded,
+    scratch_of,
+    split_chunk,
+    unit_chunk,
+)
 
 if TYPE_CHECKING:
     from ffd.methods.ffd import FFDLayer
@@ -49,114 +60,122 @@ if TYPE_CHECKING:
 
 @triton.jit
 def collect_kept(
-    unit_max_ptr, threshold, num_units, list_ptr, counts_ptr, kept_ptr, split, num_splits, G,
-    SUB: tl.constexpr, GP: tl.constexpr, CHUNK: tl.constexpr, RETURN_KEPT: tl.constexpr,
+    unit_max_ptr, threshold, num_units, list_ptr, kept_ptr, split, num_splits, G,
+    GP: tl.constexpr, CHUNK: tl.constexpr, RETURN_KEPT: tl.constexpr,
 ):  # fmt: skip
-    """Test every sub-block and list those of this split; returns how many it has.
+    """Test every sub-block against threshold [GP], list those of this split in ``list_ptr``.
 
-    threshold [GP]. A sub-block is kept if it passes for any head. Split 0 also leaves the counts:
-    ``counts[0]`` tokens kept by the group, ``counts[1 + g]`` tokens that pass for head g.
+    A sub-block is kept if it passes for any head. Returns how many are kept in all, and who passed where:
+    int32 [CHUNK, GP], to be summed over its rows.
     """
     o_g = tl.arange(0, GP)
     m_g = o_g < G
     num_kept = tl.zeros([], tl.int32)
-    num_passed = tl.zeros([GP], tl.int32)
+    passes = tl.zeros([CHUNK, GP], tl.int32)
     for start in range(0, num_units, CHUNK):
         unit = start + tl.arange(0, CHUNK)
         o_u = unit[:, None] * G + o_g[None, :]
         seen = (unit < num_units)[:, None] & m_g[None, :]
         b_max = tl.load(unit_max_ptr + o_u, mask=seen, other=float("-inf"))
         passed = ((b_max >= threshold[None, :]) & seen).to(tl.int32)
+        passes += passed
         kept = tl.max(passed, 1)
         rank = num_kept + tl.cumsum(kept, 0) - 1
         mine = (kept > 0) & (rank % num_splits == split)
         tl.store(list_ptr + rank // num_splits, unit, mask=mine)
         num_kept += tl.sum(kept, 0)
-        num_passed += tl.sum(passed, 0)
         if RETURN_KEPT:  # every split writes the same
             tl.store(kept_ptr + o_u, passed.to(tl.uint8), mask=seen)
-    if split == 0:
-        tl.store(counts_ptr, num_kept * SUB)
-        tl.store(counts_ptr + 1 + o_g, num_passed * SUB, mask=m_g)
     tl.debug_barrier()  # the list is read back by other threads of this program
-    return (num_kept - split + num_splits - 1) // num_splits
+    return num_kept, passes
 
 
 @triton.jit
 def query_rows(q_ptr, plane: tl.constexpr, gain, G, D: tl.constexpr, GM: tl.constexpr, DQP: tl.constexpr):
-    """One quarter of the query's channels times ``gain``, heads as rows, fp32 [GM, DQP]."""
+    """One quarter of the query's channels times ``gain``, heads as rows, fp16 [GM, DQP]."""
     o_g = tl.arange(0, GM)
     o_c = tl.arange(0, DQP)
     p_q = q_ptr + o_g[:, None] * D + plane * (D // 4) + o_c[None, :]
-    return tl.load(p_q, mask=(o_g < G)[:, None] & (o_c < D // 4)[None, :], other=0.0).to(tl.float32) * gain
+    b_q = tl.load(p_q, mask=(o_g < G)[:, None] & (o_c < D // 4)[None, :], other=0.0)
+    return (b_q.to(tl.float32) * gain).to(tl.float16)
 
 
 @triton.jit
-def row_operand(q_plane, half_step_ptr, plane: tl.constexpr, D: tl.constexpr, DQP: tl.constexpr):
+def row_operand(q_plane, half_step_ptr, plane: tl.constexpr, D: tl.constexpr, DQP: tl.constexpr, PTX: tl.constexpr):
     """``q * half_step`` of one quarter of the channels, fp16 [GM, DQP]."""
     o_c = tl.arange(0, DQP)
     half_step = tl.load(half_step_ptr + plane * (D // 4) + o_c, mask=o_c < D // 4, other=0.0)
-    return (q_plane * half_step.to(tl.float32)[None, :]).to(tl.float16)
+    return half_product(q_plane, tl.broadcast_to(half_step[None, :], q_plane.shape), PTX)
 
 
 @triton.jit
-def thumbnail_scores(
-    q0, q1, q2, q3, codes_ptr, half_step_ptr,
-    D: tl.constexpr, DQP: tl.constexpr, TILE: tl.constexpr, PTX: tl.constexpr, SUBNORMAL: tl.constexpr,
+def residual_plane(residual_ptr, plane: tl.constexpr, D: tl.constexpr, DQP: tl.constexpr, TILE: tl.constexpr):
+    """Stored residual of one quarter of the channels, [DQP, TILE]."""
+    o_c = tl.arange(0, DQP)
+    p_r = residual_ptr + plane * (D // 4) + tl.arange(0, TILE)[None, :] * D + o_c[:, None]
+    return tl.load(p_r, mask=(o_c < D // 4)[:, None], other=0)
+
+
+@triton.jit
+def quantised_scores(
+    q0, q1, q2, q3, codes_ptr, half_step_ptr, residual_ptr, zero_point_ptr, G,
+    D: tl.constexpr, GM: tl.constexpr, DQP: tl.constexpr, TILE: tl.constexpr, RESIDUAL: tl.constexpr,
+    PTX: tl.constexpr, SUBNORMAL: tl.constexpr,
 ):  # fmt: skip
-    """The scan's scores again, for a kept tile and with heads as rows: fp32 [GM, TILE]."""
+    """The scan's scores of a kept tile, heads as rows, plus its int8 residual's: fp32 [GM, TILE]."""
+    o_g = tl.arange(0, GM)
     o_c = tl.arange(0, DQP)
     o_t = tl.arange(0, TILE)
     b_packed = tl.load(codes_ptr + o_t[None, :] * (D // 4) + o_c[:, None], mask=(o_c < D // 4)[:, None], other=0)
     wide = widen_codes(b_packed, PTX)
-    a0 = row_operand(q0, half_step_ptr, 0, D, DQP)
-    a1 = row_operand(q1, half_step_ptr, 1, D, DQP)
-    a2 = row_operand(q2, half_step_ptr, 2, D, DQP)
-    a3 = row_operand(q3, half_step_ptr, 3, D, DQP)
+    a0 = row_operand(q0, half_step_ptr, 0, D, DQP, PTX)
+    a1 = row_operand(q1, half_step_ptr, 1, D, DQP, PTX)
+    a2 = row_operand(q2, half_step_ptr, 2, D, DQP, PTX)
+    a3 = row_operand(q3, half_step_ptr, 3, D, DQP, PTX)
     acc = tl.dot(a0, code_plane(wide, 0, PTX, SUBNORMAL))
     acc = tl.dot(a1, code_plane(wide, 1, PTX, SUBNORMAL), acc)
     acc = tl.dot(a2, code_plane(wide, 2, PTX, SUBNORMAL), acc)
     acc = tl.dot(a3, code_plane(wide, 3, PTX, SUBNORMAL), acc)
-    whole = a0.to(tl.float32) * 0.25 + a1.to(tl.float32) + a2.to(tl.float32) * 4.0 + a3.to(tl.float32) * 16.0
-    zero_point = 3.0 * tl.sum(whole, 1)
-    return acc * (SUBNORMAL_UNIT if SUBNORMAL else CONVERTED_UNIT) - zero_point[:, None]
+    zero_point = tl.load(zero_point_ptr + o_g, mask=o_g < G, other=0.0)
+    scores = acc * (SUBNORMAL_UNIT if SUBNORMAL else CONVERTED_UNIT) - zero_point[:, None]
+    if RESIDUAL == INT8:
+        fine = tl.dot(a0, int8_to_half(residual_plane(residual_ptr, 0, D, DQP, TILE), 0, PTX))
+        fine = tl.dot(a1, int8_to_half(residual_plane(residual_ptr, 1, D, DQP, TILE), 1, PTX), fine)
+        fine = tl.dot(a2, int8_to_half(residual_plane(residual_ptr, 2, D, DQP, TILE), 2, PTX), fine)
+        fine = tl.dot(a3, int8_to_half(residual_plane(residual_ptr, 3, D, DQP, TILE), 3, PTX), fine)
+        scores += fine * RESIDUAL_STEP
+    return scores
 
 
 @triton.jit
-def refinement(
-    b_q, residual_ptr, half_step_ptr, scale_log2,
-    D: tl.constexpr, DP: tl.constexpr, TILE: tl.constexpr,
-    RESIDUAL: tl.constexpr, COMPUTE: tl.constexpr, PTX: tl.constexpr,
+def whole_scores(
+    b_q, stored_ptr, scale_log2,
+    D: tl.constexpr, DP: tl.constexpr, TILE: tl.constexpr, RESIDUAL: tl.constexpr, COMPUTE: tl.constexpr,
 ):  # fmt: skip
-    """What the residual adds to a tile's scores, fp32 [GM, TILE]; for exact keys, the scores themselves."""
+    """Query times unscaled e4m3 residuals or exact keys, fp32 [GM, TILE]."""
     o_d = tl.arange(0, DP)
-    m_d = o_d < D
-    b_r = tl.load(residual_ptr + tl.arange(0, TILE)[None, :] * D + o_d[:, None], mask=m_d[:, None], other=0)
-    if RESIDUAL == INT8:
-        b_h = tl.load(half_step_ptr + o_d, mask=m_d, other=0.0).to(tl.float32)
-        operand = (b_q.to(tl.float32) * scale_log2 * b_h[None, :]).to(tl.float16)
-        return tl.dot(operand, int8_to_half(b_r, PTX)) * RESIDUAL_STEP
-    elif RESIDUAL == E4M3:
-        return tl.dot(b_q, e4m3_to_half(b_r).to(COMPUTE), input_precision="ieee") * (scale_log2 * 256.0)
+    b_k = tl.load(stored_ptr + tl.arange(0, TILE)[None, :] * D + o_d[:, None], mask=(o_d < D)[:, None], other=0)
+    if RESIDUAL == E4M3:
+        return tl.dot(b_q, e4m3_to_half(b_k).to(COMPUTE), input_precision="ieee") * (scale_log2 * 256.0)
     else:
-        return tl.dot(b_q, b_r.to(COMPUTE), input_precision="ieee") * scale_log2
+        return tl.dot(b_q, b_k.to(COMPUTE), input_precision="ieee") * scale_log2
 
 
 @triton.jit(do_not_specialize=["num_blocks", "list_size"])
 def _ffd_attend_kernel(
     q_ptr, codes_ptr, half_step_ptr, residual_ptr, v_ptr, tail_ptr, lengths_ptr, delta_ptr,
-    unit_max_ptr, near_max_ptr, list_ptr, counts_ptr, kept_ptr,
+    unit_max_ptr, zero_point_ptr, near_max_ptr, list_ptr, kept_ptr,
     max_ptr, sum_ptr, acc_ptr, arrivals_ptr, out_ptr, lse_ptr, ledger_ptr, active_ptr,
     scale_log2, num_blocks, list_size,
     HKV: tl.constexpr, G: tl.constexpr, D: tl.constexpr, GM: tl.constexpr, GP: tl.constexpr,
     DP: tl.constexpr, DQP: tl.constexpr, BLOCK: tl.constexpr, SUB: tl.constexpr, TILE: tl.constexpr,
-    TAIL_TILE: tl.constexpr, STAGES: tl.constexpr, UNIT_CHUNK: tl.constexpr, SPLIT_CHUNK: tl.constexpr,
-    COLUMNS: tl.constexpr, RESIDUAL: tl.constexpr, COMPUTE: tl.constexpr, PTX: tl.constexpr, SUBNORMAL: tl.constexpr,
+    TAIL_TILE: tl.constexpr, BUFFERS: tl.constexpr, UNIT_CHUNK: tl.constexpr, PIECES: tl.constexpr, PP: tl.constexpr,
+    SPLITS: tl.constexpr, SP: tl.constexpr, SPLIT_CHUNK: tl.constexpr,
+    RESIDUAL: tl.constexpr, COMPUTE: tl.constexpr, PTX: tl.constexpr, SUBNORMAL: tl.constexpr,
     RETURN_LSE: tl.constexpr, RETURN_KEPT: tl.constexpr,
 ):  # fmt: skip
-    """Grid (splits + 1, B * Hkv); the last split attends to the tail."""
-    split = tl.program_id(0)
-    num_splits = tl.num_programs(0) - 1
+    """Grid (SPLITS + 1, B * Hkv); the first program attends to the tail, program 1 + s to split s."""
+    split = tl.program_id(0) - 1
     row_head = tl.program_id(1).to(tl.int64)
     row = row_head // HKV
     length = tl.load(lengths_ptr + row)
@@ -168,49 +187,61 @@ def _ffd_attend_kernel(
     # [GM, DP]
     b_q = tl.load(p_q + o_g[:, None] * D + o_d[None, :], mask=(o_g < G)[:, None] & m_d[None, :], other=0.0).to(COMPUTE)
     p_v = v_ptr + row_head * num_blocks * BLOCK * D
-    p_counts = counts_ptr + row_head * (1 + G)
+    p_max = max_ptr + row_head * (SPLITS + 1) * G
+    p_sum = sum_ptr + row_head * (SPLITS + 1) * G
+    p_acc = acc_ptr + row_head * (SPLITS + 1) * G * D
     row_max = tl.full([GM], float("-inf"), tl.float32)
-    row_sum = tl.zeros([GM], tl.float32)
     acc = tl.zeros([GM, DP], tl.float32)
 
-    if split < num_splits:
+    if split >= 0:
         o_p = tl.arange(0, GP)
-        near = tl.load(near_max_ptr + row_head * G + o_p, mask=o_p < G, other=0.0)
+        o_n = tl.arange(0, PP)
+        # [PP, GP]
+        p_near = near_max_ptr + row_head * PIECES * G + o_n[:, None] * G + o_p[None, :]
+        b_near = tl.load(p_near, mask=(o_n < PIECES)[:, None] & (o_p < G)[None, :], other=float("-inf"))
         delta = tl.load(delta_ptr + (row_head % HKV) * G + o_p, mask=o_p < G, other=0.0)
         units = num_blocks.to(tl.int64) * (BLOCK // SUB)
-        p_list = list_ptr + (row_head * num_splits + split) * list_size
-        num_mine = collect_kept(
-            unit_max_ptr + row_head * units * G, near - delta * LOG2_E, complete * (BLOCK // SUB), p_list, p_counts,
-            kept_ptr + row_head * units * G, split, num_splits, G, SUB, GP, UNIT_CHUNK, RETURN_KEPT,
+        p_list = list_ptr + (row_head * SPLITS + split) * list_size
+        num_kept, passes = collect_kept(
+            unit_max_ptr + row_head * units * G, tl.max(b_near, 0) - delta * LOG2_E, complete * (BLOCK // SUB), p_list,
+            kept_ptr + row_head * units * G, split, SPLITS, G, GP, UNIT_CHUNK, RETURN_KEPT,
         )  # fmt: skip
+        if split == 0:
+            count_selective_step(
+                ledger_ptr, active_ptr, row, row_head, length, complete * BLOCK, num_kept * SUB,
+                tl.sum(passes, 0) * SUB, length - complete * BLOCK, G, GP,
+            )  # fmt: skip
         parts: tl.constexpr = SUB // TILE
+        num_tiles = (num_kept - split + SPLITS - 1) // SPLITS * parts
         # 4**(1 - plane), see SUBNORMAL_UNIT
         q0 = query_rows(p_q, 0, scale_log2 * 4.0, G, D, GM, DQP)
         q1 = query_rows(p_q, 1, scale_log2, G, D, GM, DQP)
         q2 = query_rows(p_q, 2, scale_log2 * 0.25, G, D, GM, DQP)
         q3 = query_rows(p_q, 3, scale_log2 * 0.0625, G, D, GM, DQP)
-        for i in tl.range(0, num_mine * parts, num_stages=STAGES):
+        sums = tl.zeros([GM, TILE], tl.float32)
+        # The tile's address is itself loaded: Triton spends two stages on each buffer of such a chain.
+        for i in tl.range(0, num_tiles, num_stages=2 * BUFFERS + 1):
             unit = tl.load(p_list + i // parts)
             token = unit.to(tl.int64) * SUB + (i % parts) * TILE
             slot = row_head * num_blocks * BLOCK + token
-            p_half_step = half_step_ptr + (row_head * num_blocks + token // BLOCK) * D
+            block = row_head * num_blocks + token // BLOCK
             scores = tl.zeros([GM, TILE], tl.float32)
             if RESIDUAL != EXACT:
-                scores += thumbnail_scores(
-                    q0, q1, q2, q3, codes_ptr + slot * (D // 4), p_half_step, D, DQP, TILE, PTX, SUBNORMAL
-                )
-            if RESIDUAL != NO_RESIDUAL:
-                scores += refinement(
-                    b_q, residual_ptr + slot * D, p_half_step, scale_log2, D, DP, TILE, RESIDUAL, COMPUTE, PTX
-                )
+                scores += quantised_scores(
+                    q0, q1, q2, q3, codes_ptr + slot * (D // 4), half_step_ptr + block * D, residual_ptr + slot * D,
+                    zero_point_ptr + block * G, G, D, GM, DQP, TILE, RESIDUAL, PTX, SUBNORMAL,
+                )  # fmt: skip
+            if RESIDUAL >= E4M3:
+                scores += whole_scores(b_q, residual_ptr + slot * D, scale_log2, D, DP, TILE, RESIDUAL, COMPUTE)
             # [TILE, DP]
-            b_v = tl.load(
-                p_v + token * D + tl.arange(0, TILE)[:, None] * D + o_d[None, :], mask=m_d[None, :], other=0.0
-            )
-            row_max, row_sum, acc = online_softmax(row_max, row_sum, acc, scores, b_v.to(COMPUTE))
+            p_tile = p_v + token * D + tl.arange(0, TILE)[:, None] * D + o_d[None, :]
+            b_v = tl.load(p_tile, mask=m_d[None, :], other=0.0)
+            row_max, sums, acc = online_softmax_by_column(row_max, sums, acc, scores, b_v.to(COMPUTE))
+        store_partial(p_max, p_sum, p_acc, split + 1, row_max, tl.sum(sums, 1), acc, G, D, GM, DP)
     else:
         quantised = complete * BLOCK
         p_k = tail_ptr + row_head * BLOCK * D
+        tail_sums = tl.zeros([GM, TAIL_TILE], tl.float32)
         for start in range(quantised, length, TAIL_TILE):
             token = start + tl.arange(0, TAIL_TILE)
             m_t = token < length
@@ -220,21 +251,13 @@ def _ffd_attend_kernel(
             scores = tl.where(m_t[None, :], scores, float("-inf"))
             p_tile = p_v + token.to(tl.int64)[:, None] * D + o_d[None, :]
             b_v = tl.load(p_tile, mask=m_t[:, None] & m_d[None, :], other=0.0)
-            row_max, row_sum, acc = online_softmax(row_max, row_sum, acc, scores, b_v.to(COMPUTE))
+            row_max, tail_sums, acc = online_softmax_by_column(row_max, tail_sums, acc, scores, b_v.to(COMPUTE))
+        store_partial(p_max, p_sum, p_acc, 0, row_max, tl.sum(tail_sums, 1), acc, G, D, GM, DP)
 
-    p_max = max_ptr + row_head * (num_splits + 1) * G
-    p_sum = sum_ptr + row_head * (num_splits + 1) * G
-    p_acc = acc_ptr + row_head * (num_splits + 1) * G * D
-    store_partial(p_max, p_sum, p_acc, split, row_max, row_sum, acc, G, D, GM, DP)
-    if arrives_last(arrivals_ptr + row_head, num_splits + 1):
+    if arrives_last(arrivals_ptr + row_head, SPLITS + 1):
         p_out = out_ptr + row_head * G * D
         p_lse = lse_ptr + row_head * G
-        reduce_splits(p_max, p_sum, p_acc, p_out, p_lse, G, D, num_splits + 1, GP, DP, SPLIT_CHUNK, RETURN_LSE)
-        tail = length - complete * BLOCK
-        union = tl.load(p_counts, cache_modifier=".cg") + tail
-        count_step(
-            ledger_ptr, active_ptr, row, row_head, length, complete * BLOCK, union, p_counts + 1, tail, G, COLUMNS
-        )
+        reduce_all_splits(p_max, p_sum, p_acc, p_out, p_lse, G, D, SPLITS + 1, SP, GP, DP, SPLIT_CHUNK, RETURN_LSE)
 
 
 def ffd_attend(
@@ -245,31 +268,33 @@ def ffd_attend(
     gpu = hardware(q.device)
     group, d, num_splits = g.group_size, g.head_dim, scratch.partials.row_max.shape[1] - 1
     padded_d, quarter = padded(d, 16), padded(d // 4, 16)
-    residual = layer.residual
     bytes_per_token = quarter + padded_d * layer.values.element_size()
-    if residual is None:
-        residual = layer.codes  # never read
-    else:
-        bytes_per_token += padded_d * residual.element_size()
-        residual = residual.view(torch.uint8) if m.residual == "e4m3" else residual
-    tile, stages = fit_tile(min(64, m.test_size), bytes_per_token, gpu.shared_memory // 2, 3)
+    if layer.residual is not None:
+        bytes_per_token += padded_d * layer.residual.element_size()
+    tile, buffers = fit_tile(
+        min(ATTEND_TILE, m.test_size), bytes_per_token, gpu.shared_memory // ATTEND_PROGRAMS, ATTEND_BUFFERS
+    )
     out = torch.empty_like(q)
     # Buffers that are not asked for are never touched; any pointer stands in for them.
     lse_or_any = out if logsumexp is None else logsumexp
-    kept_or_any = scratch.counts if kept is None else kept
+    kept_or_any = out if kept is None else kept
+    pieces = scratch.near_max.shape[1]
     partials = scratch.partials
     _ffd_attend_kernel[(num_splits + 1, g.batch_size * g.num_kv_heads)](
-        q, layer.codes, layer.half_step, residual, layer.values, layer.tail, layer.lengths, layer.delta_nats,
-        scratch.unit_max, scratch.near_max, scratch.kept_list, scratch.counts, kept_or_any,
+        q, layer.codes, layer.half_step, stored_residual(layer), layer.values, layer.tail, layer.lengths,
+        layer.delta_nats,
+        scratch.unit_max, scratch.zero_point, scratch.near_max, scratch.kept_list, kept_or_any,
         partials.row_max, partials.row_sum, partials.acc, partials.counters, out, lse_or_any,
         layer.ledger.counters, layer.ledger.active, scale * LOG2_E.value, layer.half_step.shape[2],
         scratch.kept_list.shape[2],
         HKV=g.num_kv_heads, G=group, D=d, GM=padded(group, 16), GP=padded(group, 1), DP=padded_d, DQP=quarter,
-        BLOCK=m.block_size, SUB=m.test_size, TILE=tile, TAIL_TILE=32, STAGES=stages,
-        UNIT_CHUNK=min(1024, padded(scratch.unit_max.shape[1], 1)), SPLIT_CHUNK=split_chunk(group, d),
-        COLUMNS=padded(FIRST_HEAD + group, 1), RESIDUAL=RESIDUAL_KINDS[m.residual], COMPUTE=compute_dtype(g.dtype),
+        BLOCK=m.block_size, SUB=m.test_size, TILE=tile, TAIL_TILE=NEAR_TILE,
+        BUFFERS=buffers, UNIT_CHUNK=unit_chunk(scratch.unit_max.shape[1], group),
+        PIECES=pieces, PP=padded(pieces, 1), SPLITS=num_splits, SP=padded(num_splits + 1, 1),
+        SPLIT_CHUNK=split_chunk(group, d),
+        RESIDUAL=RESIDUAL_KINDS[m.residual], COMPUTE=compute_dtype(g.dtype),
         PTX=gpu.ptx, SUBNORMAL=gpu.subnormals, RETURN_LSE=logsumexp is not None, RETURN_KEPT=kept is not None,
-        num_warps=4,
+        num_warps=ATTEND_WARPS,
     )  # fmt: skip
     return out
 

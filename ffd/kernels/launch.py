@@ -24,6 +24,24 @@ INTERPRETED: bool = bool(triton.knobs.runtime.interpret)
 """Kernels run in Triton's interpreter, on the CPU: no inline assembly, no bf16 arithmetic, a small grid."""
 
 
+SCAN_WARPS = 16
+"""Scan programs, of one warp each, per multiprocessor."""
+SCAN_STAGES = 3
+"""Pipeline stages of a scan program."""
+SCAN_TILE = 64
+"""Tokens a scan program unpacks at once; more would need registers that other warps can use better."""
+SCAN_REGISTERS = 96
+"""Registers per thread of a scan program, which decide how many fit a multiprocessor."""
+ATTEND_PROGRAMS = 2
+"""Attending programs per multiprocessor."""
+ATTEND_WARPS = 4
+"""Warps per attending program."""
+ATTEND_TILE = 128
+"""Tokens per step of an attending program, at most a sub-block."""
+ATTEND_BUFFERS = 2
+"""Kept tiles in flight per attending program."""
+
+
 @dataclass(frozen=True)
 class Hardware:
     """What the heuristics ask about a device."""
@@ -68,7 +86,7 @@ def fit_tile(tokens: int, bytes_per_token: int, shared_memory: int, stages: int)
     tuple[int, int]
         Tokens per tile (at least 16, a tensor-core operand) and pipeline stages.
     """
-    budget = shared_memory - (16 << 10)  # left for reductions and layout changes
+    budget = shared_memory - (8 << 10)  # left for reductions and layout changes
     while tokens > 16 and tokens * bytes_per_token * 2 > budget:
         tokens //= 2
     while stages > 1 and tokens * bytes_per_token * stages > budget:
@@ -79,6 +97,11 @@ def fit_tile(tokens: int, bytes_per_token: int, shared_memory: int, stages: int)
 def split_chunk(group: int, head_dim: int) -> int:
     """Splits combined at once: 64 registers a thread of four warps."""
     return max(1, min(16, 8192 // (padded(group, 1) * padded(head_dim, 16))))
+
+
+def unit_chunk(units: int, group: int) -> int:
+    """Sub-blocks tested at once: 64 registers a thread of four warps, which is 256K tokens in one go for G = 4."""
+    return min(padded(units, 1), 8192 // padded(group, 1))
 
 
 S = TypeVar("S")

@@ -216,14 +216,14 @@ class FFDLayer(MethodLayer):
     def _scores(self, q: Tensor, scale: float, num_tokens: int) -> tuple[Tensor, Tensor]:
         """Scan scores and what the residual adds, both float32 [B, Hq, N] in natural units.
 
-        The operand ``q * half_step`` is rounded to fp16 as in the kernel, so that both executors
-        test the same numbers; thumbnails are small odd integers and exact in any format.
+        The query and its product with the half steps are rounded to fp16 as in the kernel, so that both
+        executors test the same numbers; thumbnails are small odd integers and exact in any format.
         """
         m, hkv = self.method, self.geometry.num_kv_heads
         block = m.block_size
         num_blocks = num_tokens // block
         whole = num_blocks * block
-        query = reference.group_heads(q.float(), hkv) * (scale * LOG2_E)
+        query = (reference.group_heads(q.float(), hkv) * (scale * LOG2_E)).to(SCALE_DTYPE).float()
         h = self.half_step[:, :, :num_blocks].float()
         operand = (query[:, :, None] * h[:, :, :, None]).to(SCALE_DTYPE).float()  # [B, Hkv, blocks, G, d]
 

@@ -59,6 +59,7 @@ CASES = {
     "block 128": Case((300,)).with_knobs(block_size=128),
     "block 256": Case((520,)).with_knobs(block_size=256),
     "block 256 sub 64": Case((300,)).with_knobs(block_size=256, sub_block=64),
+    "official pseudo-maximum": Case((330,), num_kv_heads=2).with_knobs(pseudo_max="scan"),
     "windows": Case((330,)).with_knobs(n_sink=10, n_local=70),
     "no sink": Case((200,)).with_knobs(n_sink=0, n_local=1),
     "infinite": Case((200,)).with_knobs(delta=float("inf")),
@@ -91,11 +92,10 @@ def poison_scratch(layer: FFDLayer) -> None:
 
     scratch: Any = _SCRATCH.get(layer.ledger)
     if scratch is not None:
-        for buffer in (scratch.unit_max, scratch.near_max, *vars(scratch.partials).values()):
+        for buffer in (scratch.unit_max, scratch.near_max, scratch.zero_point, *vars(scratch.partials).values()):
             if buffer.dtype == torch.float32:
                 buffer.fill_(torch.nan)
         scratch.kept_list.fill_(1 << 30)
-        scratch.counts.fill_(1 << 30)
 
 
 def build(case: Case, device: torch.device | str = "cpu") -> tuple[FFDLayer, Tensor, Tensor, Tensor]:
@@ -125,9 +125,10 @@ def build(case: Case, device: torch.device | str = "cpu") -> tuple[FFDLayer, Ten
 def kept_units(layer: FFDLayer, q: Tensor, scale: float) -> tuple[Tensor, Tensor]:
     """Reference keep test bool [B, Hq, units] and its distance from the threshold, natural units."""
     m, n = layer.method, int(layer.lengths.max())
-    scan, _ = layer._scores(q, scale, n)
+    scan, refinement = layer._scores(q, scale, n)
     thumbnails = reference.visible(layer.lengths // m.block_size * m.block_size, n)[:, None]
-    floor = reference.pseudo_max(scan, layer.lengths, m.n_sink, m.n_local)
+    near = scan + refinement if m.pseudo_max == "refined" else scan
+    floor = reference.pseudo_max(near, layer.lengths, m.n_sink, m.n_local)
     distance = reference.unit_max(scan, thumbnails, m.test_size) - (floor - layer.delta_nats)[..., None]
     return distance >= 0, distance
 
