@@ -10,7 +10,7 @@ any other attention implementation fails loudly instead of attending to nothing.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -191,10 +191,11 @@ class SparseCache(Cache):
                 layers.append(DynamicSlidingWindowLayer(sliding_window=text.sliding_window))
                 continue
             chosen = Dense() if layer_idx < method.dense_layers else method
+            own = replace(geometry, layer=layer_idx)
             handle = DecodeHandle(
                 layer_idx=layer_idx,
-                storage=chosen.new_layer(geometry, self.rows, self.executor),
-                shadow=Dense().new_layer(geometry, self.rows, self.executor) if shadow else None,
+                storage=chosen.new_layer(own, self.rows, self.executor),
+                shadow=Dense().new_layer(own, self.rows, self.executor) if shadow else None,
                 cache=self,
             )
             handles.append(handle)

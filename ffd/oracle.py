@@ -34,6 +34,7 @@ class ExactScoreMethod(Method):
     one list per kv head; every other rule lets each head attend to the union of its group's sets.
     """
 
+    exact_scores: ClassVar[bool] = True
     pools_group: ClassVar[bool] = False
     """True for budget rules: a union of budgets would exceed the budget."""
     weighs_mass: ClassVar[bool] = False

@@ -15,6 +15,7 @@ from ffd.methods.base import (
     Method,
     MethodLayer,
     RowState,
+    SearchKnob,
     Selection,
 )
 
@@ -25,6 +26,7 @@ __all__ = [
     "Method",
     "MethodLayer",
     "RowState",
+    "SearchKnob",
     "Selection",
     "create",
     "method_class",

@@ -32,6 +32,17 @@ def require(condition: bool, knob: str, value: object, accepted: str) -> None:
 
 
 @dataclass(frozen=True)
+class SearchKnob:
+    """The knob along which a method reads more and loses less: what calibration and matching search."""
+
+    name: str
+    low: float
+    """Least value worth trying; an int makes the knob one."""
+    high: float
+    """Largest value worth trying; infinity for the context's length."""
+
+
+@dataclass(frozen=True)
 class LayerGeometry:
     """Shape of one attention layer and of the rows it serves."""
 
@@ -43,6 +54,8 @@ class LayerGeometry:
     """Tokens a row can hold."""
     dtype: torch.dtype
     device: torch.device
+    layer: int = 0
+    """The model's layer, for knobs that have a value per layer."""
 
     @property
     def group_size(self) -> int:
@@ -199,6 +212,10 @@ class Method(ABC):
     name: ClassVar[str]
     reads_everything: ClassVar[bool] = False
     """True for methods without selection (dense, kivi): keep ratios are 1 by construction."""
+    exact_scores: ClassVar[bool] = False
+    """True for oracles: whatever their rule keeps are the tokens (units) of largest exact score."""
+    search_knob: ClassVar[SearchKnob | None] = None
+    """The knob that recall and bytes read never fall with, where there is one."""
     keep_all_knobs: ClassVar[Mapping[str, Any]] = {}
     """Knobs under which the method attends to everything exactly, so that it must equal dense."""
     small_knobs: ClassVar[Mapping[str, Any]] = {}

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from ffd import reference
 from ffd.ledger import Counts
-from ffd.methods.base import Executor, LayerGeometry, Method, MethodLayer, RowState, Selection, require
+from ffd.methods.base import Executor, LayerGeometry, Method, MethodLayer, RowState, SearchKnob, Selection, require
 from ffd.methods.dense import write_token
 from ffd.quantization import (
     CODES_PER_BYTE,
@@ -43,16 +43,31 @@ from ffd.quantization import (
 LOG2_E = math.log2(math.e)
 
 
+def as_margins(value: Any) -> tuple[tuple[float, ...], ...]:
+    """Check margins per layer and head, and make them hashable; raises `KnobError`."""
+    accepted = "one row of numbers >= 0 per layer, one number per query head"
+    require(isinstance(value, (list, tuple)) and len(value) > 0, "deltas", value, accepted)
+    for row in value:
+        require(isinstance(row, (list, tuple)) and len(row) > 0, "deltas", row, accepted)
+        for delta in row:
+            number = isinstance(delta, (int, float)) and not isinstance(delta, bool)
+            require(number and delta >= 0, "deltas", delta, accepted)
+    return tuple(tuple(float(delta) for delta in row) for row in value)
+
+
 @dataclass(frozen=True)
 class FFD(Method):
     """Top-delta over 2-bit thumbnails."""
 
     name: ClassVar[str] = "ffd"
+    search_knob: ClassVar[SearchKnob] = SearchKnob("delta", 0.0, 32.0)
     keep_all_knobs: ClassVar[dict[str, Any]] = {"delta": math.inf, "residual": "exact"}
     small_knobs: ClassVar[dict[str, Any]] = {"block_size": 64, "sub_block": 16, "delta": 0.25, "n_sink": 4}
 
     delta: float = 7.0
     """Margin below the pseudo-maximum, in `delta_unit`; infinity keeps everything."""
+    deltas: tuple[tuple[float, ...], ...] | None = None
+    """Calibrated margins in place of `delta`: one row per model layer, one number per query head."""
     delta_unit: str = "nat"
     """``nat`` (the paper's text) or ``log2`` (what the official code computes: delta * ln 2 nats)."""
     block_size: int = 128
@@ -81,6 +96,8 @@ class FFD(Method):
             self.delta,
             "a number >= 0",
         )
+        if self.deltas is not None:
+            object.__setattr__(self, "deltas", as_margins(self.deltas))
         require(self.delta_unit in ("nat", "log2"), "delta_unit", self.delta_unit, "nat or log2")
         require(self.block_size in (64, 128, 256), "block_size", self.block_size, "64, 128 or 256 (a power of two)")
         require(
@@ -97,9 +114,36 @@ class FFD(Method):
         require(isinstance(self.n_local, int) and self.n_local >= 1, "n_local", self.n_local, "an integer >= 1")
 
     @property
+    def nats(self) -> float:
+        """Natural-log units per unit of a margin."""
+        return 1.0 / LOG2_E if self.delta_unit == "log2" else 1.0
+
+    @property
     def delta_nats(self) -> float:
         """Margin in natural-log units."""
-        return self.delta / LOG2_E if self.delta_unit == "log2" else float(self.delta)
+        return self.delta * self.nats
+
+    def margins(self, layer: int, num_query_heads: int) -> tuple[float, ...]:
+        """Margin of each query head of a layer, in natural-log units.
+
+        Raises
+        ------
+        KnobError
+            If `deltas` has no row for the layer, or not one number per head.
+        """
+        if self.deltas is None:
+            return (self.delta_nats,) * num_query_heads
+        require(
+            layer < len(self.deltas), "deltas", f"{len(self.deltas)} rows", f"one for each layer, layer {layer} too"
+        )
+        row = self.deltas[layer]
+        require(
+            len(row) == num_query_heads,
+            "deltas",
+            f"{len(row)} numbers for layer {layer}",
+            f"one for each of {num_query_heads} query heads",
+        )
+        return tuple(delta * self.nats for delta in row)
 
     @property
     def test_size(self) -> int:
@@ -142,7 +186,8 @@ class FFDLayer(MethodLayer):
         self.tail = zeros(block, g.head_dim, dtype=g.dtype)
         self.centre = zeros(g.head_dim, dtype=torch.float32) if method.centre else None
         # On the device and per head, so that a captured graph serves calibrated margins too.
-        self.delta_nats = torch.full((g.num_query_heads,), method.delta_nats, dtype=torch.float32, device=g.device)
+        margins = method.margins(g.layer, g.num_query_heads)
+        self.delta_nats = torch.tensor(margins, dtype=torch.float32, device=g.device)
 
     def prefill(self, keys: Tensor, values: Tensor) -> None:
         """Quantise the complete blocks of each prompt at once and keep the rest as its tail."""

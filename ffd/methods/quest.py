@@ -8,6 +8,7 @@ The official CUDA and accuracy paths treat the current token's page differently:
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -15,7 +16,7 @@ from torch import Tensor
 
 from ffd import reference
 from ffd.ledger import Counts
-from ffd.methods.base import Executor, LayerGeometry, Method, RowState, Selection, require
+from ffd.methods.base import Executor, LayerGeometry, Method, RowState, SearchKnob, Selection, require
 from ffd.methods.dense import DenseLayer
 from ffd.pages import LAST_PAGE, PageBounds, choose_pages, page_budget, scored_tokens
 from ffd.selection import SELECT_PER, pool_group
@@ -26,6 +27,7 @@ class Quest(Method):
     """A budget of pages, chosen by their bounds."""
 
     name: ClassVar[str] = "quest"
+    search_knob: ClassVar[SearchKnob] = SearchKnob("token_budget", 128, math.inf)
     keep_all_knobs: ClassVar[dict[str, Any]] = {"token_budget": 1 << 30, "skip_layers": 0}
     small_knobs: ClassVar[dict[str, Any]] = {"token_budget": 64, "skip_layers": 0}
 

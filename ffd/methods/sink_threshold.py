@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch import Tensor
 
-from ffd.methods.base import require
+from ffd.methods.base import SearchKnob, require
 from ffd.oracle import ExactScoreMethod
 from ffd.selection import at_least
 
@@ -27,6 +27,7 @@ class SinkThreshold(ExactScoreMethod):
     """Keep what is within delta of the first token's score."""
 
     name: ClassVar[str] = "sink_threshold"
+    search_knob: ClassVar[SearchKnob] = SearchKnob("delta", 0.0, 32.0)
     keep_all_knobs: ClassVar[dict[str, Any]] = {"delta": torch.inf}
     small_knobs: ClassVar[dict[str, Any]] = {"delta": 1.0}
 

@@ -7,6 +7,7 @@ example of a method in one file: storage is inherited, the rule is a mask, and `
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -14,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ffd import reference
-from ffd.methods.base import Executor, LayerGeometry, Method, RowState, Selection, require
+from ffd.methods.base import Executor, LayerGeometry, Method, RowState, SearchKnob, Selection, require
 from ffd.methods.dense import DenseLayer
 
 
@@ -23,6 +24,7 @@ class Streaming(Method):
     """Sinks and a window."""
 
     name: ClassVar[str] = "streaming"
+    search_knob: ClassVar[SearchKnob] = SearchKnob("window", 1, math.inf)
     keep_all_knobs: ClassVar[dict[str, Any]] = {"window": 1 << 30}
     small_knobs: ClassVar[dict[str, Any]] = {"n_sink": 2, "window": 21}
 

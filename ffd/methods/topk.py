@@ -6,12 +6,13 @@ Ties go to the smaller index. Rule and granularities: ``docs/methods/topk.md``.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from torch import Tensor
 
-from ffd.methods.base import require
+from ffd.methods.base import SearchKnob, require
 from ffd.oracle import ExactScoreMethod
 from ffd.selection import top_k
 
@@ -25,6 +26,7 @@ class TopK(ExactScoreMethod):
     """Keep a budget of tokens, or a fraction of the context."""
 
     name: ClassVar[str] = "topk"
+    search_knob: ClassVar[SearchKnob] = SearchKnob("token_budget", 1, math.inf)
     keep_all_knobs: ClassVar[dict[str, Any]] = {"token_budget": 1 << 30}
     small_knobs: ClassVar[dict[str, Any]] = {"token_budget": 24}
     pools_group: ClassVar[bool] = True

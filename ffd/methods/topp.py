@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from torch import Tensor
 
-from ffd.methods.base import require
+from ffd.methods.base import SearchKnob, require
 from ffd.oracle import ExactScoreMethod
 from ffd.selection import at_least, top_p_threshold
 
@@ -25,6 +25,7 @@ class TopP(ExactScoreMethod):
     """Keep the smallest set with mass p."""
 
     name: ClassVar[str] = "topp"
+    search_knob: ClassVar[SearchKnob] = SearchKnob("p", 0.01, 1.0)
     keep_all_knobs: ClassVar[dict[str, Any]] = {"p": 1.0}
     small_knobs: ClassVar[dict[str, Any]] = {"p": 0.8}
     weighs_mass: ClassVar[bool] = True

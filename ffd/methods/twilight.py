@@ -20,7 +20,7 @@ from torch import Tensor
 
 from ffd import reference
 from ffd.ledger import Counts
-from ffd.methods.base import Executor, LayerGeometry, Method, RowState, Selection, require
+from ffd.methods.base import Executor, LayerGeometry, Method, RowState, SearchKnob, Selection, require
 from ffd.methods.dense import DenseLayer, write_token
 from ffd.minmax import BOUND_DTYPE, dequantize_minmax, pack_planes, quantize_minmax, unpack_planes
 from ffd.pages import PageBounds, choose_pages, page_budget, scored_tokens
@@ -34,6 +34,7 @@ class Twilight(Method):
     """Select, estimate, prune."""
 
     name: ClassVar[str] = "twilight"
+    search_knob: ClassVar[SearchKnob] = SearchKnob("p", 0.01, 1.0)
     keep_all_knobs: ClassVar[dict[str, Any]] = {"base": "all", "p": 1.0, "skip_layers": 0}
     small_knobs: ClassVar[dict[str, Any]] = {"token_budget": 96, "p": 0.8, "skip_layers": 0}
 
