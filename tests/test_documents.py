@@ -99,22 +99,16 @@ def test_the_toy_method_equals_dense_when_it_keeps_everything(tmp_path, monkeypa
 
 
 def test_the_wheel_holds_ffd_alone(tmp_path):
-    built = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "pip",
-            "wheel",
-            "-q",
-            "--no-deps",
-            "--no-build-isolation",
-            "-w",
-            str(tmp_path),
-            str(ROOT),
-        ],
-        capture_output=True,
-        text=True,
-    )
+    source = tmp_path / "source"  # a copy: setuptools leaves a build folder whose stale files a later wheel would hold
+    shutil.copytree(ROOT / "ffd", source / "ffd", ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, source)
+    for other in ("eval", "experiments", "analysis"):
+        (source / other).mkdir()
+        (source / other / "__init__.py").touch()
+    options = ["-q", "--no-deps", "--no-build-isolation", "-w", str(tmp_path)]
+    command = [sys.executable, "-m", "pip", "wheel", *options, str(source)]
+    built = subprocess.run(command, capture_output=True, text=True)
     assert built.returncode == 0, built.stderr
     (wheel,) = tmp_path.glob("ffd-*.whl")
     names = zipfile.ZipFile(wheel).namelist()
