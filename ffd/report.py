@@ -9,6 +9,7 @@ from torch import Tensor
 
 if TYPE_CHECKING:
     from ffd.cache import SparseCache
+    from ffd.methods import MethodLayer
 
 
 @dataclass(frozen=True)
@@ -84,28 +85,40 @@ def read_ledger(cache: SparseCache, decode_steps: int) -> LedgerReport:
     """
     sparse = {handle.layer_idx for handle in cache.method_layers}
 
-    def total(x: Tensor) -> float:
-        return float(x.sum())
-
-    layers = []
-    for handle in cache.handles:
-        counts = handle.storage.ledger.counts()
-        layers.append(
-            LayerReport(
-                layer=handle.layer_idx,
-                sparse=handle.layer_idx in sparse,
-                steps=int(counts.steps[:, 0].sum()),
-                context=float(counts.context[:, 0].sum()),
-                selected=counts.selected.sum(dim=0).tolist(),
-                union=counts.union.sum(dim=0).tolist(),
-                bytes_read={stage: total(x) for stage, x in handle.storage.bytes_read(counts).items()},
-                dense_bytes=total(handle.storage.dense_bytes(counts)),
-            )
-        )
+    layers = [layer_report(h.layer_idx, h.layer_idx in sparse, h.storage) for h in cache.handles]
     return LedgerReport(
         layers=tuple(layers),
         sliding_layers=cache.sliding_layers,
         expected_steps=decode_steps * len(cache.layers),
         sliding_steps=decode_steps * cache.sliding_layers,
         sliding_context=cache.sliding_context,
+    )
+
+
+def layer_report(layer: int, sparse: bool, storage: MethodLayer) -> LayerReport:
+    """Read the counters of one layer; synchronises with the device.
+
+    Parameters
+    ----------
+    layer
+        The model's layer.
+    sparse
+        Whether it decodes by the method.
+    storage
+        After decoding.
+    """
+    counts = storage.ledger.counts()
+
+    def total(x: Tensor) -> float:
+        return float(x.sum())
+
+    return LayerReport(
+        layer=layer,
+        sparse=sparse,
+        steps=int(counts.steps[:, 0].sum()),
+        context=total(counts.context[:, 0]),
+        selected=counts.selected.sum(dim=0).tolist(),
+        union=counts.union.sum(dim=0).tolist(),
+        bytes_read={stage: total(x) for stage, x in storage.bytes_read(counts).items()},
+        dense_bytes=total(storage.dense_bytes(counts)),
     )

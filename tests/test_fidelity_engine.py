@@ -155,7 +155,8 @@ def test_a_cache_without_exact_keys_is_refused() -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 def test_a_gpu_observes_what_the_cpu_does() -> None:
     """Same stored keys and queries on both devices; the state must not depend on where it was summed."""
-    from eval.fidelity.traces import TraceRecorder, replay
+    from eval.fidelity.replay import replay
+    from eval.fidelity.traces import TraceRecorder
 
     recorder = TraceRecorder([0, 1])
     model = tiny_model("llama", heads=6, kv_heads=2)

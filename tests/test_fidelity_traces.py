@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from eval.fidelity import FidelityProbe, FidelityState, summary
-from eval.fidelity.traces import Trace, TraceRecorder, replay
+from eval.fidelity.replay import replay
+from eval.fidelity.traces import Trace, TraceRecorder
 from ffd import FFD, Dense, Engine, Method
 from tests.tiny import random_prompt, tiny_model
 

@@ -1,4 +1,4 @@
-"""Recorded queries, keys and values of chosen layers and steps, and the replay of methods over them.
+"""Recorded queries, keys and values of chosen layers and steps; `eval.fidelity.replay` runs methods over them.
 
 A trace is one safetensors file. ``L`` stands for a model layer, post-RoPE and left-aligned as in the
 cache; a step's keys are the first ``lengths[s]`` ones, since keys only ever grow.
@@ -29,11 +29,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from eval.fidelity.accumulate import FidelityState
-from eval.fidelity.probe import observe_layer
 from ffd.cache import DecodeHandle
-from ffd.methods import LayerGeometry, Method, RowState
-from ffd.methods.dense import Dense
 
 FORMAT = "ffd-trace/1"
 
@@ -187,53 +183,3 @@ class TraceRecorder:
         )
         self.start()
         return trace
-
-
-@torch.inference_mode()
-def replay(trace: Trace, method: Method, unit: int = 16, executor: str = "auto") -> FidelityState:
-    """Decode the recorded steps by a method, and observe its fidelity.
-
-    Prompts are prefilled and the other tokens appended one by one, so the storage is what it was, or
-    would have been, in the model.
-
-    Parameters
-    ----------
-    trace
-        On the device to run on.
-    method
-        Any method; its ``skip_layers`` is ignored, every recorded layer decodes by it.
-    unit
-        Tokens per page of the page-level Spearman correlation.
-    executor
-        ``auto``, ``fused`` or ``reference``.
-    """
-    from ffd.executor import resolve_executor
-
-    any_queries = trace.queries[trace.layers[0]]
-    device = any_queries.device
-    resolved = resolve_executor(executor, device)
-    state = FidelityState(unit, trace.layers, any_queries.shape[2], device=device)
-    width = int(trace.prompt_lengths.max())
-    steps = {tuple(row): s for s, row in enumerate(trace.lengths.tolist())}
-    for position, layer in enumerate(trace.layers):
-        keys, queries = trace.keys[layer], trace.queries[layer]
-        values = trace.values.get(layer, keys)
-        b, hkv, capacity, d = keys.shape
-        rows = RowState.allocate(b, device)
-        geometry = LayerGeometry(b, queries.shape[2], hkv, d, capacity, keys.dtype, keys.device)
-        storage, dense = (m.new_layer(geometry, rows, resolved) for m in (method, Dense()))
-        rows.lengths.copy_(trace.prompt_lengths)
-        for store in (storage, dense):
-            store.prefill(keys[:, :, :width], values[:, :, :width])
-        for _ in range(int((trace.lengths.amax(dim=0) - trace.prompt_lengths).max())):
-            rows.lengths.add_(1)
-            token = (rows.lengths.long() - 1).view(b, 1, 1, 1).expand(b, hkv, 1, d)
-            for store in (storage, dense):
-                store.append(keys.gather(2, token), values.gather(2, token))
-            step = steps.get(tuple(rows.lengths.tolist()))
-            if step is None:
-                continue
-            q = queries[step]
-            out = storage.decode(q, trace.scale) if trace.values else None
-            state.add(position, observe_layer(storage, dense, q, trace.scale, out, unit), trace.active[step])
-    return state.to("cpu")
