@@ -1,0 +1,1 @@
+"""Tables, figures, statistics and the report; reads ``outputs/`` only (docs/statistics.md)."""

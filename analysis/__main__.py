@@ -1,0 +1,121 @@
+"""``python -m analysis tables|figures|report|compare|runs``: what the stored runs say."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from analysis.load import LoadError, Outputs, Run, load
+from analysis.pairing import PairingError
+
+FILTERS = ("method", "model", "task", "status")
+SIZES = ("smoke", "small", "paper")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit code, 2 for a request that cannot be met."""
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    try:
+        outputs = load(options.out)
+        for line in outputs.skipped:
+            print(line, file=sys.stderr)
+        options.command(outputs, options)
+    except (LoadError, PairingError, ValueError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except BrokenPipeError:  # `python -m analysis runs | head`
+        return 0
+    return 0
+
+
+def _tables(outputs: Outputs, options: argparse.Namespace) -> None:
+    from analysis.render import write_tables
+    from analysis.tables import build_tables
+
+    for path in write_tables(build_tables(outputs, options.size), outputs.root / "analysis" / "tables"):
+        print(path)
+
+
+def _figures(outputs: Outputs, options: argparse.Namespace) -> None:
+    from analysis.figures import build_figures, write_figures
+
+    for path in write_figures(build_figures(outputs, options.size), outputs.root / "analysis" / "figures"):
+        print(path)
+
+
+def _report(outputs: Outputs, options: argparse.Namespace) -> None:
+    from analysis.report import write_report
+
+    _tables(outputs, options)
+    _figures(outputs, options)
+    print(write_report(outputs, options.size))
+
+
+def _compare(outputs: Outputs, options: argparse.Namespace) -> None:
+    from analysis.comparison import compare
+    from analysis.terminal import print_comparison
+
+    first, second = (find(outputs, name) for name in (options.run_a, options.run_b))
+    print_comparison(compare(first, second, margin=options.margin))
+
+
+def _runs(outputs: Outputs, options: argparse.Namespace) -> None:
+    from analysis.terminal import print_runs
+
+    wanted = {
+        key: value for key, value in vars(options).items() if key in ("method", "model", "task", "status") and value
+    }
+    print_runs([run for run in outputs.runs.values() if all(_attribute(run, k) == v for k, v in wanted.items())])
+
+
+def find(outputs: Outputs, name: str) -> Run:
+    """The run whose id is or begins with ``name``.
+
+    Raises
+    ------
+    LoadError
+        If there is none, or more than one.
+    """
+    if name in outputs.runs:
+        return outputs.runs[name]
+    found = [run for run_id, run in outputs.runs.items() if run_id.startswith(name)]
+    if len(found) == 1:
+        return found[0]
+    what = f"{len(found)} runs begin so" if found else "no such run"
+    raise LoadError(f"{name}: {what}; python -m analysis runs lists them")
+
+
+def _attribute(run: Run, name: str) -> str:
+    return str(run.method["name"]) if name == "method" else str(getattr(run, name))
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m analysis", description=__doc__)
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    common = argparse.ArgumentParser(add_help=False)
+    common.add_argument("--out", type=Path, default=Path("outputs"), help="folder of results (default: outputs)")
+    sized = argparse.ArgumentParser(add_help=False, parents=[common])
+    sized.add_argument("--size", choices=SIZES, help="size of the recipes to show (default: the largest that was run)")
+    for name, command, text in (
+        ("tables", _tables, "write the paper's tables as Markdown, LaTeX and CSV"),
+        ("figures", _figures, "write the paper's figures as SVG with their data"),
+        ("report", _report, "write tables, figures and one self-contained page"),
+    ):
+        commands.add_parser(name, help=text, parents=[sized]).set_defaults(command=command)
+    compare = commands.add_parser("compare", help="compare two runs over the same prompts", parents=[common])
+    compare.add_argument("run_a", metavar="RUN_A", help="id of a run, or its beginning; usually dense")
+    compare.add_argument("run_b", metavar="RUN_B")
+    compare.add_argument("--margin", type=float, default=1.0, help="points that still count as no loss (default: 1)")
+    compare.set_defaults(command=_compare)
+    runs = commands.add_parser("runs", help="list runs", parents=[common])
+    for name in FILTERS:
+        runs.add_argument(f"--{name}")
+    runs.set_defaults(command=_runs)
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())
