@@ -9,13 +9,22 @@ from pathlib import Path
 from typing import Any
 
 from experiments.errors import UsageError
+from experiments.options import (
+    CalibrateOptions,
+    FidelityOptions,
+    MatchOptions,
+    calibrate_options,
+    fidelity_options,
+    match_options,
+)
 
-RUNNERS = ("accuracy", "prompts")
+RUNNERS = ("accuracy", "prompts", "fidelity", "calibrate")
 TRACKERS = ("wandb", "none")
 EXECUTORS = ("auto", "fused", "reference")
 _KEYS = (
     "method", "model", "task", "runner", "executor", "tracker", "delta", "delta_unit", "seed", "out", "rerun",
-    "dry_run", "fidelity", "engine",
+    "dry_run", "fidelity", "trace", "match", "calibrate",
+    "engine",
 )  # fmt: skip
 ALIASES = ("delta", "delta_unit")
 """Top-level keys that stand for the method's knob of the same name."""
@@ -39,10 +48,16 @@ class RunConfig:
     """Folder of results; None means ``outputs``."""
     rerun: bool
     dry_run: bool
-    fidelity_every: int
-    """Probe each n-th decode step; 0 never."""
+    fidelity: FidelityOptions
+    match: MatchOptions
+    calibrate: CalibrateOptions
     graph: bool | str
     prefill_chunk: int | None
+
+    @property
+    def fidelity_every(self) -> int:
+        """Probe each n-th decode step; 0 never."""
+        return self.fidelity.every
 
     @property
     def root(self) -> Path:
@@ -106,7 +121,9 @@ def run_config(composed: Mapping[str, Any], *, multirun: bool = False) -> RunCon
         out=None if values["out"] is None else Path(str(values["out"])),
         rerun=_boolean("rerun", values["rerun"]),
         dry_run=_boolean("dry_run", values["dry_run"]),
-        fidelity_every=_integer("fidelity.every", _mapping(values, "fidelity")["every"], minimum=0),
+        fidelity=fidelity_options(_mapping(values, "fidelity"), values["trace"]),
+        match=match_options(_mapping(values, "match")),
+        calibrate=calibrate_options(_mapping(values, "calibrate")),
         graph=engine["graph"],
         prefill_chunk=engine["prefill_chunk"],
     )
@@ -126,6 +143,8 @@ def _method(values: Mapping[str, Any], multirun: bool) -> dict[str, Any]:
             raise UsageError(f"{alias}={value}: method {method['name']} has no knob {alias}")
     if "delta" in method:
         method["delta"] = _delta(method["delta"])
+    if isinstance(method.get("deltas"), str):
+        method["deltas"] = read_margins(Path(method["deltas"]))
     knobs = {knob: value for knob, value in method.items() if knob != "name"}
     try:
         create(method["name"], knobs)
@@ -135,6 +154,22 @@ def _method(values: Mapping[str, Any], multirun: bool) -> dict[str, Any]:
         bad = ", ".join(f"{k}={v}" for k, v in knobs.items())
         raise UsageError(f"method {method['name']}: a knob has a value of the wrong type ({bad})") from None
     return method
+
+
+def read_margins(path: Path) -> list[list[float]]:
+    """Margins per layer and head from the ``method.yaml`` of a calibration.
+
+    The numbers themselves become part of the run's configuration and identity, not the file's name.
+    """
+    import yaml
+
+    try:
+        stored = yaml.safe_load(path.read_text())
+        return [list(row) for row in stored["deltas"]]
+    except OSError as error:
+        raise UsageError(f"method.deltas={path}: cannot be read ({error.strerror})") from None
+    except (yaml.YAMLError, TypeError, KeyError):
+        raise UsageError(f"method.deltas={path}: expected the method.yaml of runner=calibrate, with deltas") from None
 
 
 def _delta(value: Any) -> float:

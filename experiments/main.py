@@ -19,10 +19,30 @@ def execute(composed: Mapping[str, Any], *, multirun: bool) -> int:
         Whether it is one job of a sweep.
     """
     config = run_config(composed, multirun=multirun)
+    if config.task["name"] == "lm_eval":
+        from experiments.lm_eval import run_lm_eval
+
+        return run_lm_eval(config)
     if config.runner == "prompts":
         from experiments.prompts import run_prompts
 
         return run_prompts(config)
+    if config.runner == "fidelity" and config.fidelity.trace == "replay":
+        from experiments.replay import run_replay
+
+        return run_replay(config)
+    if config.runner == "calibrate":
+        from experiments.calibrate import run_calibrate
+
+        return run_calibrate(config)
+    if config.match.target is not None:
+        from experiments.match import matched
+
+        config = matched(config)
+    if config.runner == "fidelity":
+        from experiments.fidelity import run_fidelity
+
+        return run_fidelity(config)
     from experiments.accuracy import run_accuracy
 
     return run_accuracy(config)
