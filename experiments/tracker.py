@@ -105,7 +105,7 @@ class WandbTracker:
                     data = [[row[c] for c in columns] for row in rows]
                     self._run.log({name: wandb.Table(columns=columns, data=data)})
             self._run.summary.update(_flat(summary))
-            self._run.finish(quiet=True)
+            self._run.finish()
 
         self._guarded(record)
 

@@ -30,7 +30,7 @@ class LayerReport:
     bytes_read: dict[str, float]
     """Bytes by stage, summed over kv heads."""
     dense_bytes: float
-    """Bytes dense 16-bit attention would have read."""
+    """Bytes dense attention in the model's dtype would have read."""
 
 
 @dataclass(frozen=True)

@@ -196,8 +196,8 @@ class MethodLayer(ABC):
         return out.to(q.dtype), selection
 
     def dense_bytes(self, counts: Counts) -> Tensor:
-        """Bytes that dense 16-bit attention would have read for the same steps, [B, Hkv]."""
-        return counts.context * (4 * self.geometry.head_dim)
+        """Bytes that dense attention in the model's dtype would have read for the same steps, [B, Hkv]."""
+        return counts.context * (2 * self.geometry.head_dim * self.geometry.dtype.itemsize)
 
 
 @dataclass(frozen=True)
