@@ -227,49 +227,6 @@ def reduce_splits(
 
 
 @triton.jit
-def reduce_all_splits(
-    max_ptr, sum_ptr, acc_ptr, out_ptr, lse_ptr, G, D,
-    SPLITS: tl.constexpr, SP: tl.constexpr, GP: tl.constexpr, DP: tl.constexpr, CHUNK: tl.constexpr,
-    RETURN_LSE: tl.constexpr,
-):  # fmt: skip
-    """`reduce_splits` for a number of splits known when compiled.
-
-    One program reads everything, so latency is all that counts: unrolled, and no load waits for another.
-    """
-    o_g = tl.arange(0, GP)
-    o_d = tl.arange(0, DP)
-    o_s = tl.arange(0, SP)
-    m_g = o_g < G
-    m_sg = (o_s < SPLITS)[:, None] & m_g[None, :]
-    o_sg = o_s[:, None] * G + o_g[None, :]
-    # [SP, GP]
-    b_max = tl.load(max_ptr + o_sg, mask=m_sg, other=float("-inf"), cache_modifier=".cg")
-    b_sum = tl.load(sum_ptr + o_sg, mask=m_sg, other=0.0, cache_modifier=".cg")
-    top = tl.max(b_max, 0)
-    finite_top = tl.where(top == float("-inf"), 0.0, top)
-    total = tl.sum(tl.exp2(b_max - finite_top[None, :]) * b_sum, 0)
-    acc = tl.zeros([GP, DP], tl.float32)
-    for start in tl.static_range(0, SPLITS, CHUNK):
-        o_c = start + tl.arange(0, CHUNK)
-        o_cg = o_c[:, None] * G + o_g[None, :]
-        m_cg = (o_c < SPLITS)[:, None] & m_g[None, :]
-        weight = tl.exp2(
-            tl.load(max_ptr + o_cg, mask=m_cg, other=float("-inf"), cache_modifier=".cg") - finite_top[None, :]
-        )
-        # [CHUNK, GP, DP]
-        m_acc = m_cg[:, :, None] & (o_d < D)[None, None, :]
-        p_acc = acc_ptr + o_cg[:, :, None] * D + o_d[None, None, :]
-        b_acc = tl.load(p_acc, mask=m_acc, other=0.0, cache_modifier=".cg")
-        # A split that met nothing never wrote its accumulator: whatever is there, NaN included, is dropped.
-        acc += tl.sum(tl.where((weight > 0.0)[:, :, None], b_acc * weight[:, :, None], 0.0), 0)
-    out = acc / tl.where(total == 0.0, 1.0, total)[:, None]
-    p_out = out_ptr + o_g[:, None] * D + o_d[None, :]
-    tl.store(p_out, out.to(out_ptr.dtype.element_ty), mask=m_g[:, None] & (o_d < D)[None, :])
-    if RETURN_LSE:
-        tl.store(lse_ptr + o_g, (top + tl.log2(total)) * LN_2, mask=m_g)
-
-
-@triton.jit
 def count_step(
     counters_ptr, active_ptr, row, row_head, context, scanned, union, selected_ptr, extra, G, COLUMNS: tl.constexpr
 ):

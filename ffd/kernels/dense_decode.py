@@ -1,40 +1,29 @@
 """Dense decode: split-K attention of one token over the whole cache, query heads of a kv head packed.
 
-One launch. Splits are sized on the device from each row's length, so that a captured graph serves all
-lengths; the last split of a kv head to finish combines its partials (flash decoding without the second
-kernel).
+Splits are sized on the device from each row's length, so that a captured graph serves all lengths.
 """
 
 from __future__ import annotations
-
-from dataclasses import dataclass
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from ffd.kernels.common import (
-    LOG2_E,
-    arrives_last,
-    count_step,
-    online_softmax_by_column,
-    reduce_all_splits,
-    store_partial,
-)
-from ffd.kernels.launch import Partials, compute_dtype, fit_tile, hardware, padded, scratch_of, split_chunk
-from ffd.ledger import FIRST_HEAD, Ledger
+from ffd.kernels.common import LOG2_E, count_selective_step, online_softmax_by_column, store_partial
+from ffd.kernels.launch import Partials, compute_dtype, fit_tile, hardware, padded, scratch_of
+from ffd.kernels.split_reduce import split_reduce
+from ffd.ledger import Ledger
 
 
 @triton.jit
 def _dense_decode_kernel(
-    q_ptr, k_ptr, v_ptr, lengths_ptr, out_ptr, max_ptr, sum_ptr, acc_ptr, arrivals_ptr,
-    ledger_ptr, active_ptr, selected_ptr, scale_log2, stride_row, stride_head,
+    q_ptr, k_ptr, v_ptr, lengths_ptr, max_ptr, sum_ptr, acc_ptr, ledger_ptr, active_ptr,
+    scale_log2, stride_row, stride_head,
     HKV: tl.constexpr, G: tl.constexpr, D: tl.constexpr, GM: tl.constexpr, DP: tl.constexpr, TILE: tl.constexpr,
-    STAGES: tl.constexpr, COMPUTE: tl.constexpr, GP: tl.constexpr, CHUNK: tl.constexpr,
-    SPLITS: tl.constexpr, SP: tl.constexpr, COLUMNS: tl.constexpr,
+    STAGES: tl.constexpr, COMPUTE: tl.constexpr, GP: tl.constexpr, SPLITS: tl.constexpr,
 ):  # fmt: skip
-    """Grid (splits, B * Hkv). q [B, Hq, D]; k, v [B, Hkv, C, D]; lengths [B]; out [B, Hq, D]."""
+    """Grid (SPLITS, B * Hkv). q [B, Hq, D]; k, v [B, Hkv, C, D]; lengths [B]; partials as in `Partials`."""
     split = tl.program_id(0)
     num_splits: tl.constexpr = SPLITS
     row_head = tl.program_id(1).to(tl.int64)
@@ -70,19 +59,11 @@ def _dense_decode_kernel(
     p_sum = sum_ptr + row_head * num_splits * G
     p_acc = acc_ptr + row_head * num_splits * G * D
     store_partial(p_max, p_sum, p_acc, split, row_max, tl.sum(sums, 1), acc, G, D, GM, DP)
-    if arrives_last(arrivals_ptr + row_head, num_splits):
-        p_out = out_ptr + row_head * G * D
-        reduce_all_splits(p_max, p_sum, p_acc, p_out, p_out, G, D, SPLITS, SP, GP, DP, CHUNK, False)
-        count_step(
-            ledger_ptr, active_ptr, row, row_head, length, 0, length, selected_ptr, length, G, COLUMNS
-        )  # fmt: skip
-
-
-@dataclass(frozen=True)
-class _Scratch:
-    partials: Partials
-    selected: Tensor
-    """int32 [G] zeros: every head selects the whole length, added as ``extra``."""
+    if split == 0:
+        # every head selects all of the context, which nothing scanned
+        count_selective_step(
+            ledger_ptr, active_ptr, row, row_head, length, 0, length, tl.full([GP], 0, tl.int32) + length, 0, G, GP
+        )
 
 
 def dense_decode(q: Tensor, keys: Tensor, values: Tensor, lengths: Tensor, scale: float, ledger: Ledger) -> Tensor:
@@ -114,21 +95,13 @@ def dense_decode(q: Tensor, keys: Tensor, values: Tensor, lengths: Tensor, scale
     tile, stages = fit_tile(64, 2 * padded(d, 16) * keys.element_size(), gpu.shared_memory // 2, 3)
     most = triton.cdiv(keys.shape[2], tile)
     splits = max(1, min(triton.cdiv(2 * gpu.multiprocessors, b * hkv), most))
-    scratch = scratch_of(
-        ledger,
-        lambda: _Scratch(
-            Partials.allocate(b * hkv, splits, group, d, q.device),
-            torch.zeros(group, dtype=torch.int32, device=q.device),
-        ),
-    )
-    partials = scratch.partials
+    partials = scratch_of(ledger, lambda: Partials.allocate(b * hkv, splits, group, d, q.device))
     out = torch.empty_like(q)
     _dense_decode_kernel[(splits, b * hkv)](
-        q, keys, values, lengths, out, partials.row_max, partials.row_sum, partials.acc, partials.counters,
-        ledger.counters, ledger.active, scratch.selected, scale * LOG2_E.value, keys.stride(0), keys.stride(1),
+        q, keys, values, lengths, partials.row_max, partials.row_sum, partials.acc,
+        ledger.counters, ledger.active, scale * LOG2_E.value, keys.stride(0), keys.stride(1),
         HKV=hkv, G=group, D=d, GM=padded(group, 16), DP=padded(d, 16), TILE=tile,
-        STAGES=stages, COMPUTE=compute_dtype(q.dtype), GP=padded(group, 1), CHUNK=split_chunk(group, d),
-        SPLITS=splits, SP=padded(splits, 1),
-        COLUMNS=padded(FIRST_HEAD + group, 1), num_warps=4,
+        STAGES=stages, COMPUTE=compute_dtype(q.dtype), GP=padded(group, 1), SPLITS=splits, num_warps=4,
     )  # fmt: skip
+    split_reduce(partials, out)
     return out

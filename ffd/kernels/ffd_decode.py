@@ -1,10 +1,10 @@
-"""FFD decode: scan, selection and attention of one token in two launches, for all lengths up to capacity.
+"""FFD decode: scan, selection and attention of one token in three launches, for all lengths up to capacity.
 
 1. `ffd_scan` scores the 2-bit thumbnails of every block: a maximum per sub-block, and the pseudo-maximum.
-2. The attend kernel tests the maxima against ``pseudo_max - delta``; each of its programs takes every
-   n-th kept sub-block, so that work is even whatever was kept, refines the thumbnail scores with the
-   residual and folds the values into an online softmax. One more program attends to the tail. The last
-   program of a kv head to finish combines the partials.
+2. The attend kernel tests the maxima against ``pseudo_max - delta``; its programs take the tiles of kept
+   sub-blocks in turn, so that work is even whatever was kept, refine the thumbnail scores with the
+   residual and fold the values into an online softmax. One more program attends to the tail.
+3. `split_reduce` combines the partials.
 
 A launch boundary is the cheapest grid-wide barrier (about 1 us inside a graph), and lets scan and
 attention have tiles and warps of their own. Nothing but per-sub-block maxima crosses it.
@@ -28,14 +28,12 @@ from ffd.kernels.common import (
     RESIDUAL_KINDS,
     RESIDUAL_STEP,
     SUBNORMAL_UNIT,
-    arrives_last,
     code_plane,
     count_selective_step,
     e4m3_to_half,
     half_product,
     int8_to_half,
     online_softmax_by_column,
-    reduce_all_splits,
     store_partial,
     widen_codes,
 )
@@ -50,9 +48,9 @@ from ffd.kernels.launch import (
     hardware,
     padded,
     scratch_of,
-    split_chunk,
     unit_chunk,
 )
+from ffd.kernels.split_reduce import split_reduce
 
 if TYPE_CHECKING:
     from ffd.methods.ffd import FFDLayer
@@ -61,11 +59,12 @@ if TYPE_CHECKING:
 @triton.jit
 def collect_kept(
     unit_max_ptr, threshold, num_units, list_ptr, kept_ptr, split, num_splits, G,
-    GP: tl.constexpr, CHUNK: tl.constexpr, RETURN_KEPT: tl.constexpr,
+    PARTS: tl.constexpr, GP: tl.constexpr, CHUNK: tl.constexpr, RETURN_KEPT: tl.constexpr,
 ):  # fmt: skip
-    """Test every sub-block against threshold [GP], list those of this split in ``list_ptr``.
+    """Test every sub-block against threshold [GP] and list this split's share of the kept ones, in tiles.
 
-    A sub-block is kept if it passes for any head. Returns how many are kept in all, and who passed where:
+    A sub-block is kept if it passes for any head. Its PARTS tiles are dealt out to the splits in turn, so
+    that their work is even to a tile. Returns how many are kept in all, and who passed where:
     int32 [CHUNK, GP], to be summed over its rows.
     """
     o_g = tl.arange(0, GP)
@@ -81,8 +80,10 @@ def collect_kept(
         passes += passed
         kept = tl.max(passed, 1)
         rank = num_kept + tl.cumsum(kept, 0) - 1
-        mine = (kept > 0) & (rank % num_splits == split)
-        tl.store(list_ptr + rank // num_splits, unit, mask=mine)
+        for part in tl.static_range(PARTS):
+            turn = rank * PARTS + part
+            mine = (kept > 0) & (turn % num_splits == split)
+            tl.store(list_ptr + turn // num_splits, unit * PARTS + part, mask=mine)
         num_kept += tl.sum(kept, 0)
         if RETURN_KEPT:  # every split writes the same
             tl.store(kept_ptr + o_u, passed.to(tl.uint8), mask=seen)
@@ -165,14 +166,14 @@ def whole_scores(
 def _ffd_attend_kernel(
     q_ptr, codes_ptr, half_step_ptr, residual_ptr, v_ptr, tail_ptr, lengths_ptr, delta_ptr,
     unit_max_ptr, zero_point_ptr, near_max_ptr, list_ptr, kept_ptr,
-    max_ptr, sum_ptr, acc_ptr, arrivals_ptr, out_ptr, lse_ptr, ledger_ptr, active_ptr,
+    max_ptr, sum_ptr, acc_ptr, ledger_ptr, active_ptr,
     scale_log2, num_blocks, list_size,
     HKV: tl.constexpr, G: tl.constexpr, D: tl.constexpr, GM: tl.constexpr, GP: tl.constexpr,
     DP: tl.constexpr, DQP: tl.constexpr, BLOCK: tl.constexpr, SUB: tl.constexpr, TILE: tl.constexpr,
     TAIL_TILE: tl.constexpr, BUFFERS: tl.constexpr, UNIT_CHUNK: tl.constexpr, PIECES: tl.constexpr, PP: tl.constexpr,
-    SPLITS: tl.constexpr, SP: tl.constexpr, SPLIT_CHUNK: tl.constexpr,
+    SPLITS: tl.constexpr,
     RESIDUAL: tl.constexpr, COMPUTE: tl.constexpr, PTX: tl.constexpr, SUBNORMAL: tl.constexpr,
-    RETURN_LSE: tl.constexpr, RETURN_KEPT: tl.constexpr,
+    RETURN_KEPT: tl.constexpr,
 ):  # fmt: skip
     """Grid (SPLITS + 1, B * Hkv); the first program attends to the tail, program 1 + s to split s."""
     split = tl.program_id(0) - 1
@@ -201,18 +202,18 @@ def _ffd_attend_kernel(
         b_near = tl.load(p_near, mask=(o_n < PIECES)[:, None] & (o_p < G)[None, :], other=float("-inf"))
         delta = tl.load(delta_ptr + (row_head % HKV) * G + o_p, mask=o_p < G, other=0.0)
         units = num_blocks.to(tl.int64) * (BLOCK // SUB)
+        parts: tl.constexpr = SUB // TILE
         p_list = list_ptr + (row_head * SPLITS + split) * list_size
         num_kept, passes = collect_kept(
             unit_max_ptr + row_head * units * G, tl.max(b_near, 0) - delta * LOG2_E, complete * (BLOCK // SUB), p_list,
-            kept_ptr + row_head * units * G, split, SPLITS, G, GP, UNIT_CHUNK, RETURN_KEPT,
+            kept_ptr + row_head * units * G, split, SPLITS, G, parts, GP, UNIT_CHUNK, RETURN_KEPT,
         )  # fmt: skip
         if split == 0:
             count_selective_step(
                 ledger_ptr, active_ptr, row, row_head, length, complete * BLOCK, num_kept * SUB,
                 tl.sum(passes, 0) * SUB, length - complete * BLOCK, G, GP,
             )  # fmt: skip
-        parts: tl.constexpr = SUB // TILE
-        num_tiles = (num_kept - split + SPLITS - 1) // SPLITS * parts
+        num_tiles = (num_kept * parts - split + SPLITS - 1) // SPLITS
         # 4**(1 - plane), see SUBNORMAL_UNIT
         q0 = query_rows(p_q, 0, scale_log2 * 4.0, G, D, GM, DQP)
         q1 = query_rows(p_q, 1, scale_log2, G, D, GM, DQP)
@@ -221,8 +222,7 @@ def _ffd_attend_kernel(
         sums = tl.zeros([GM, TILE], tl.float32)
         # The tile's address is itself loaded: Triton spends two stages on each buffer of such a chain.
         for i in tl.range(0, num_tiles, num_stages=2 * BUFFERS + 1):
-            unit = tl.load(p_list + i // parts)
-            token = unit.to(tl.int64) * SUB + (i % parts) * TILE
+            token = tl.load(p_list + i).to(tl.int64) * TILE
             slot = row_head * num_blocks * BLOCK + token
             block = row_head * num_blocks + token // BLOCK
             scores = tl.zeros([GM, TILE], tl.float32)
@@ -254,16 +254,9 @@ def _ffd_attend_kernel(
             row_max, tail_sums, acc = online_softmax_by_column(row_max, tail_sums, acc, scores, b_v.to(COMPUTE))
         store_partial(p_max, p_sum, p_acc, 0, row_max, tl.sum(tail_sums, 1), acc, G, D, GM, DP)
 
-    if arrives_last(arrivals_ptr + row_head, SPLITS + 1):
-        p_out = out_ptr + row_head * G * D
-        p_lse = lse_ptr + row_head * G
-        reduce_all_splits(p_max, p_sum, p_acc, p_out, p_lse, G, D, SPLITS + 1, SP, GP, DP, SPLIT_CHUNK, RETURN_LSE)
 
-
-def ffd_attend(
-    layer: FFDLayer, q: Tensor, scale: float, scratch: ScanScratch, logsumexp: Tensor | None, kept: Tensor | None
-) -> Tensor:
-    """Launch the second half of `ffd_decode` on what `ffd_scan` left; returns out [B, Hq, d]."""
+def ffd_attend(layer: FFDLayer, q: Tensor, scale: float, scratch: ScanScratch, kept: Tensor | None = None) -> None:
+    """Launch selection and attention on what `ffd_scan` left; fills ``scratch.partials`` and counts the step."""
     g, m = layer.geometry, layer.method
     gpu = hardware(q.device)
     group, d, num_splits = g.group_size, g.head_dim, scratch.partials.row_max.shape[1] - 1
@@ -274,29 +267,25 @@ def ffd_attend(
     tile, buffers = fit_tile(
         min(ATTEND_TILE, m.test_size), bytes_per_token, gpu.shared_memory // ATTEND_PROGRAMS, ATTEND_BUFFERS
     )
-    out = torch.empty_like(q)
-    # Buffers that are not asked for are never touched; any pointer stands in for them.
-    lse_or_any = out if logsumexp is None else logsumexp
-    kept_or_any = out if kept is None else kept
+    # If not asked for it is never touched; any pointer stands in for it.
+    kept_or_any = scratch.unit_max if kept is None else kept
     pieces = scratch.near_max.shape[1]
     partials = scratch.partials
     _ffd_attend_kernel[(num_splits + 1, g.batch_size * g.num_kv_heads)](
         q, layer.codes, layer.half_step, stored_residual(layer), layer.values, layer.tail, layer.lengths,
         layer.delta_nats,
         scratch.unit_max, scratch.zero_point, scratch.near_max, scratch.kept_list, kept_or_any,
-        partials.row_max, partials.row_sum, partials.acc, partials.counters, out, lse_or_any,
+        partials.row_max, partials.row_sum, partials.acc,
         layer.ledger.counters, layer.ledger.active, scale * LOG2_E.value, layer.half_step.shape[2],
         scratch.kept_list.shape[2],
         HKV=g.num_kv_heads, G=group, D=d, GM=padded(group, 16), GP=padded(group, 1), DP=padded_d, DQP=quarter,
         BLOCK=m.block_size, SUB=m.test_size, TILE=tile, TAIL_TILE=NEAR_TILE,
         BUFFERS=buffers, UNIT_CHUNK=unit_chunk(scratch.unit_max.shape[1], group),
-        PIECES=pieces, PP=padded(pieces, 1), SPLITS=num_splits, SP=padded(num_splits + 1, 1),
-        SPLIT_CHUNK=split_chunk(group, d),
+        PIECES=pieces, PP=padded(pieces, 1), SPLITS=num_splits,
         RESIDUAL=RESIDUAL_KINDS[m.residual], COMPUTE=compute_dtype(g.dtype),
-        PTX=gpu.ptx, SUBNORMAL=gpu.subnormals, RETURN_LSE=logsumexp is not None, RETURN_KEPT=kept is not None,
+        PTX=gpu.ptx, SUBNORMAL=gpu.subnormals, RETURN_KEPT=kept is not None,
         num_warps=ATTEND_WARPS,
     )  # fmt: skip
-    return out
 
 
 def ffd_decode(
@@ -334,7 +323,9 @@ def ffd_decode(
         if return_kept
         else None
     )
-    out = ffd_attend(layer, q, scale, scratch, logsumexp, kept)
+    ffd_attend(layer, q, scale, scratch, kept)
+    out = torch.empty_like(q)
+    split_reduce(scratch.partials, out, logsumexp)
     extras = [] if logsumexp is None else [logsumexp]
     if kept is not None:
         extras.append(kept.bool())

@@ -64,27 +64,31 @@ def load_query_planes(q_ptr, scale_log2, G, D: tl.constexpr, GP: tl.constexpr, D
 
 
 @triton.jit
-def plane_operand(q_plane, half_step_ptr, plane: tl.constexpr, D: tl.constexpr, DQP: tl.constexpr, PTX: tl.constexpr):
-    """One quarter of ``q * half_step``, fp16 like q_plane [DQP, GP]."""
+def load_half_steps(half_step_ptr, D: tl.constexpr, DQP: tl.constexpr):
+    """One block's half steps, four fp16 [DQP]."""
     o_c = tl.arange(0, DQP)
-    half_step = tl.load(half_step_ptr + plane * (D // 4) + o_c, mask=o_c < D // 4, other=0.0)
-    return half_product(q_plane, tl.broadcast_to(half_step[:, None], q_plane.shape), PTX)
+    m_c = o_c < D // 4
+    h0 = tl.load(half_step_ptr + o_c, mask=m_c, other=0.0)
+    h1 = tl.load(half_step_ptr + D // 4 + o_c, mask=m_c, other=0.0)
+    h2 = tl.load(half_step_ptr + 2 * (D // 4) + o_c, mask=m_c, other=0.0)
+    h3 = tl.load(half_step_ptr + 3 * (D // 4) + o_c, mask=m_c, other=0.0)
+    return h0, h1, h2, h3
 
 
 @triton.jit
-def block_operand(q0, q1, q2, q3, half_step_ptr, D: tl.constexpr, DQP: tl.constexpr, PTX: tl.constexpr):
+def block_operand(q0, q1, q2, q3, h0, h1, h2, h3, PTX: tl.constexpr):
     """Query times one block's half steps, four fp16 [DQP, GP], and the zero point ``3 * sum(q * h)`` [GP].
 
     The sum over channels is left to the tensor cores too: a row of constants that undo the planes' gains.
     """
-    a0 = plane_operand(q0, half_step_ptr, 0, D, DQP, PTX)
-    a1 = plane_operand(q1, half_step_ptr, 1, D, DQP, PTX)
-    a2 = plane_operand(q2, half_step_ptr, 2, D, DQP, PTX)
-    a3 = plane_operand(q3, half_step_ptr, 3, D, DQP, PTX)
-    threes = tl.dot(tl.full([16, DQP], 0.75, tl.float16), a0)
-    threes = tl.dot(tl.full([16, DQP], 3.0, tl.float16), a1, threes)
-    threes = tl.dot(tl.full([16, DQP], 12.0, tl.float16), a2, threes)
-    threes = tl.dot(tl.full([16, DQP], 48.0, tl.float16), a3, threes)
+    a0 = half_product(q0, tl.broadcast_to(h0[:, None], q0.shape), PTX)
+    a1 = half_product(q1, tl.broadcast_to(h1[:, None], q1.shape), PTX)
+    a2 = half_product(q2, tl.broadcast_to(h2[:, None], q2.shape), PTX)
+    a3 = half_product(q3, tl.broadcast_to(h3[:, None], q3.shape), PTX)
+    threes = tl.dot(tl.full([16, q0.shape[0]], 0.75, tl.float16), a0)
+    threes = tl.dot(tl.full([16, q0.shape[0]], 3.0, tl.float16), a1, threes)
+    threes = tl.dot(tl.full([16, q0.shape[0]], 12.0, tl.float16), a2, threes)
+    threes = tl.dot(tl.full([16, q0.shape[0]], 48.0, tl.float16), a3, threes)
     return a0, a1, a2, a3, tl.max(threes, 0)  # all sixteen rows are the same
 
 
@@ -143,7 +147,8 @@ def near_scores(
 ):  # fmt: skip
     """Scores [TILE, GP] of quantised tokens as the pseudo-maximum takes them: refined, unless RESIDUAL says none."""
     q0, q1, q2, q3 = load_query_planes(q_ptr, scale_log2, G, D, GP, DQP)
-    a0, a1, a2, a3, zero_point = block_operand(q0, q1, q2, q3, half_step_ptr, D, DQP, PTX)
+    h0, h1, h2, h3 = load_half_steps(half_step_ptr, D, DQP)
+    a0, a1, a2, a3, zero_point = block_operand(q0, q1, q2, q3, h0, h1, h2, h3, PTX)
     scores = tl.zeros([TILE, GP], tl.float32)
     if RESIDUAL != EXACT:
         products = code_products(codes_ptr, a0, a1, a2, a3, D, DQP, TILE, PTX, SUBNORMAL)
@@ -229,9 +234,13 @@ def _ffd_scan_kernel(
             first = within % complete
             last = tl.minimum(first + end - at, complete)
             q0, q1, q2, q3 = load_query_planes(q_ptr + row_head * G * D, scale_log2, G, D, GP, DQP)
+            # Half steps are too small for the asynchronous copies of Triton's pipeline: prefetched by hand.
+            h0, h1, h2, h3 = load_half_steps(half_step_ptr + (row_head * num_blocks + first) * D, D, DQP)
             for block in tl.range(first, last, num_stages=STAGES):
                 slot = row_head * num_blocks + block
-                a0, a1, a2, a3, zero_point = block_operand(q0, q1, q2, q3, half_step_ptr + slot * D, D, DQP, PTX)
+                a0, a1, a2, a3, zero_point = block_operand(q0, q1, q2, q3, h0, h1, h2, h3, PTX)
+                following = row_head * num_blocks + tl.minimum(block + 1, last - 1)
+                h0, h1, h2, h3 = load_half_steps(half_step_ptr + following * D, D, DQP)
                 tl.store(zero_point_ptr + slot * G + o_g, zero_point, mask=o_g < G)
                 for part in tl.static_range(BLOCK // TILE):
                     p_codes = codes_ptr + (slot * BLOCK + part * TILE) * (D // 4)
@@ -269,7 +278,7 @@ class ScanScratch:
     near_max: Tensor
     """float32 [B * Hkv, pieces, G]: parts of the pseudo-maximum, log2 units; -inf where a piece holds no near token."""
     kept_list: Tensor
-    """int32 [B * Hkv, splits, list_size]: sub-blocks of each split."""
+    """int32 [B * Hkv, splits, list_size]: tiles of kept sub-blocks, dealt out to the splits."""
     partials: Partials
 
     @classmethod
@@ -288,7 +297,7 @@ class ScanScratch:
             unit_max=empty(units, g.group_size, dtype=torch.float32),
             zero_point=empty(layer.half_step.shape[2], g.group_size, dtype=torch.float32),
             near_max=empty(sum(near_tiles(m)), g.group_size, dtype=torch.float32),
-            kept_list=empty(splits, triton.cdiv(units, splits), dtype=torch.int32),
+            kept_list=empty(splits, triton.cdiv(layer.codes.shape[2] // 16, splits), dtype=torch.int32),
             partials=Partials.allocate(row_heads, splits + 1, g.group_size, g.head_dim, g.device),
         )
 

@@ -36,7 +36,7 @@ ATTEND_PROGRAMS = 2
 """Attending programs per multiprocessor."""
 ATTEND_WARPS = 4
 """Warps per attending program."""
-ATTEND_TILE = 128
+ATTEND_TILE = 64
 """Tokens per step of an attending program, at most a sub-block."""
 ATTEND_BUFFERS = 2
 """Kept tiles in flight per attending program."""
