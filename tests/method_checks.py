@@ -76,8 +76,8 @@ def check_appends(
     layers = [new_layer(method, case, executor, dtype=dtype) for executor in ("reference", "fused")]
     for layer in layers:
         prefill(layer, case, [30, 126])
-    for step in range(36):
+    for step in range(35):
         queries = [append(layer, case) for layer in layers]
-        if step in (0, 1, 2, 3, 33, 34, 35):
+        if step in (0, 1, 2, 34):
             expected, got = (layer.decode(q, case.scale) for layer, q in zip(layers, queries, strict=True))
             torch.testing.assert_close(got, expected, rtol=10 * tolerance, atol=tolerance)

@@ -11,13 +11,18 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 
-def test_kernels_equal_the_reference_under_the_interpreter() -> None:
-    root = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parent.parent
+FILES = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "tests" / "kernels").glob("test_*.py"))
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_kernels_equal_the_reference_under_the_interpreter(file: str) -> None:
     run = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/kernels"],
-        cwd=root,
-        env={**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": str(root)},
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", file],
+        cwd=ROOT,
+        env={**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
     )

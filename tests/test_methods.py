@@ -10,10 +10,12 @@ import pytest
 import torch
 import yaml
 
+from ffd import Engine
 from ffd.methods import KnobError, create, method_class, method_names
 from ffd.minmax import dequantize_minmax, pack_planes, quantize_minmax, unpack_planes
 from ffd.selection import top_k, top_p_threshold
 from tests.method_harness import append, filled, make_case, new_layer, prefill
+from tests.tiny import random_prompt, tiny_model
 
 CONF = Path(__file__).parent.parent / "conf" / "method"
 
@@ -280,3 +282,18 @@ def test_streaming_reads_sinks_and_window() -> None:
     layer, q = filled(create("streaming", {"n_sink": 3, "window": 10}), case, [150])
     kept = layer.select(q, case.scale).selected[0, 0]
     assert kept.nonzero().flatten().tolist() == [0, 1, 2, *range(140, 150)]
+
+
+TOY = "tests.toy_method:Strided"
+
+
+def test_a_method_from_outside_the_package_runs_in_the_engine() -> None:
+    model = tiny_model("llama")
+    prompt = [random_prompt(60)]
+    dense = Engine(model, create("dense"), capacity=96).generate(prompt, 16)
+    assert Engine(model, create(TOY, {"stride": 1}), capacity=96).generate(prompt, 16).tokens == dense.tokens
+    strided = Engine(model, create(TOY, {"stride": 2}), capacity=96).generate(prompt, 16)
+    assert strided.ledger.complete
+    assert strided.ledger.layers[0].union[0] == sum((61 + step + 1) // 2 for step in range(15))
+    with pytest.raises(KnobError, match="pace=2: expected a knob of method strided"):
+        create(TOY, {"pace": 2})

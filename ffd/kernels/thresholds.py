@@ -1,8 +1,8 @@
 """From rows of scores to the threshold that keeps the wanted ones, without sorting.
 
-Top-k is a radix selection (histograms of 8 bits, four passes), exact down to ties; top-p a bisection
-that first sets aside the few scores which can matter. One program per row: rows are the query heads,
-of which a step has few, but a row of pages is short, and a row of tokens sits in the L2 cache.
+Short rows, such as a row of pages, are the work of one program each: top-k is a radix selection
+(histograms of 8 bits, four passes), exact down to ties; top-p a bisection over the scores that can
+matter. Long rows, whose loops would be all latency, are searched by many (`ffd.kernels.digit_search`).
 """
 
 from __future__ import annotations
@@ -15,9 +15,12 @@ import triton.language as tl
 from torch import Tensor
 
 from ffd.kernels.common import LOG2_E
+from ffd.kernels.digit_search import from_ordered_bits, ordered_bits, search_top_k, search_top_p
 from ffd.kernels.launch import padded
 
 _TILE = 2048
+_LONG = 8192
+"""Scores per row beyond which many programs search it."""
 LOWEST = torch.finfo(torch.float32).min
 """Threshold that keeps every candidate and nothing at -inf."""
 
@@ -30,19 +33,6 @@ class Threshold:
     """float32 [B, R], log2 units; -inf keeps the whole row, unwritten scores included."""
     tie_end: Tensor | None = None
     """int32 [B, R]; None keeps all ties."""
-
-
-@triton.jit
-def ordered_bits(x):
-    """fp32 -> int32 in the same order; both zeros become one."""
-    bits = tl.where(x == 0.0, 0.0, x).to(tl.int32, bitcast=True)
-    return bits ^ ((bits >> 31) & 0x7FFFFFFF)
-
-
-@triton.jit
-def from_ordered_bits(key):
-    """Invert `ordered_bits`."""
-    return (key ^ ((key >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
 
 
 @triton.jit
@@ -66,16 +56,21 @@ def _radix_kernel(scores_ptr, count_ptr, k_ptr, value_ptr, tie_end_ptr, stride, 
             histogram = tl.zeros([256], tl.int32)
             for start in range(0, count, TILE):
                 m_t = start + o_t < count
-                # The sign bit is flipped, so that digits are unsigned from the top one on.
-                key = ordered_bits(tl.load(scores_ptr + row * stride + start + o_t, mask=m_t, other=0.0)) ^ (-(2**31))
-                if digit > 0:
-                    m_t = m_t & (((key >> (shift + 8)) & ((1 << (8 * digit)) - 1)) == prefix)
-                histogram += tl.histogram((key >> shift) & 255, 256, mask=m_t).to(tl.int32)
+                key = ordered_bits(tl.load(scores_ptr + row * stride + start + o_t, mask=m_t, other=0.0))
+                if digit == 0:
+                    found = (key >> shift) + 128  # the sign is part of the first digit
+                else:
+                    found = (key >> shift) & 255
+                    m_t = m_t & ((key >> (shift + 8)) == prefix)
+                histogram += tl.histogram(found, 256, mask=m_t).to(tl.int32)
             at_least = tl.sum(histogram, 0) - tl.cumsum(histogram, 0) + histogram
             chosen = tl.max(tl.where(at_least >= wanted, o_bin, 0), 0)
             wanted -= tl.sum(tl.where(o_bin > chosen, histogram, 0), 0)
-            prefix = (prefix << 8) | chosen
-        value = from_ordered_bits(prefix ^ (-(2**31)))
+            if digit == 0:
+                prefix = chosen - 128
+            else:
+                prefix = (prefix << 8) | chosen
+        value = from_ordered_bits(prefix)
         tie_end = tl.full([], 0, tl.int32)
         met = tl.full([], 0, tl.int32)
         start = tl.full([], 0, tl.int32)
@@ -103,6 +98,8 @@ def radix_top_k(scores: Tensor, count: Tensor, k: Tensor) -> Threshold:
         int32 [B]; rows with ``count <= k`` are kept whole.
     """
     b, rows, stride = scores.shape
+    if stride > _LONG:
+        return Threshold(*search_top_k(scores, count, k))
     value = torch.empty(b, rows, dtype=torch.float32, device=scores.device)
     tie_end = torch.empty(b, rows, dtype=torch.int32, device=scores.device)
     _radix_kernel[(b * rows,)](
@@ -176,6 +173,8 @@ def bisect_top_p(scores: Tensor, count: Tensor, maxima: Tensor, p: float) -> Thr
     b, rows, stride = scores.shape
     if p >= 1.0:
         return Threshold(torch.full((b, rows), LOWEST, dtype=torch.float32, device=scores.device))
+    if stride > _LONG:
+        return Threshold(search_top_p(scores, count, maxima, p))
     value = torch.empty(b, rows, dtype=torch.float32, device=scores.device)
     _top_p_kernel[(b * rows,)](
         scores, count, maxima, torch.empty_like(scores), value, p, stride, maxima.shape[2],

@@ -104,7 +104,7 @@ def twilight_decode(layer: TwilightLayer, q: Tensor, scale: float) -> Tensor:
             layer.bounds, q, layer.lengths, scale, budget=m.budget, last_page="eval", pool=False
         )
         pages = ranked.units
-    tile = 64
+    tile = 128
     programs = triton.cdiv(4 * hardware(device).multiprocessors, b * hkv)
     programs = max(1, min(programs, triton.cdiv(capacity, tile)))
     estimates = torch.empty(b, num_query_heads, capacity, dtype=torch.float32, device=device)

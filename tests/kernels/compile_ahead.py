@@ -25,10 +25,11 @@ def main(names: list[str]) -> None:
     from tests.method_harness import append, make_case, new_layer, prefill
 
     for name in names:
-        for group, d, dtype in ((4, 128, torch.bfloat16), (7, 64, torch.float16), (3, 80, torch.float32)):
+        shapes = ((4, 128, torch.bfloat16, 16384), (7, 64, torch.float16, 192), (3, 80, torch.float32, 192))
+        for group, d, dtype, capacity in shapes:
             case = make_case(group=group, d=d)
             knobs = {"group_size": 16} if "group_size" in method_class(name)().knobs() and d == 80 else {}
-            layer = new_layer(method_class(name).from_knobs(knobs), case, "fused", dtype=dtype)
+            layer = new_layer(method_class(name).from_knobs(knobs), case, "fused", capacity, dtype)
             prefill(layer, case, [120])
             layer.decode(append(layer, case), case.scale)
 
