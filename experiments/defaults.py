@@ -22,7 +22,7 @@ def fill_task(
     task
         Task configuration as composed.
     runner
-        Only accuracy runs shrink themselves.
+        Written prompts are never cut down, they are what they are for.
     context_length
         Of the model.
     has_gpu
@@ -40,7 +40,7 @@ def fill_task(
         return filled, ()
     longest = min(context_length, LONGEST_DEFAULT)
     open_ended = task["length"] is None and task["tasks"] is None
-    if open_ended and not has_gpu and runner == "accuracy":
+    if open_ended and not has_gpu and runner != "prompts":
         filled.update(length=DEMO_LENGTH, tasks=list(DEMO_TASKS), samples=task["samples"] or DEMO_SAMPLES)
         return filled, (
             f"no GPU: RULER is cut down to {len(DEMO_TASKS)} tasks, length {DEMO_LENGTH}, "

@@ -157,6 +157,33 @@ def layer_table(rows: Sequence[Row]) -> list[dict[str, Any]]:
     return table
 
 
+def stage_table(rows: Sequence[Row]) -> list[dict[str, Any]]:
+    """Bytes read per layer and stage against dense, over all samples."""
+    totals: dict[int, dict[str, Any]] = {}
+    stages: dict[str, None] = {}
+    for row in rows:
+        for layer in row["ledger"]["layers"]:
+            own = totals.setdefault(
+                layer["layer"], {"sparse": layer["sparse"], "steps": 0, "dense_bytes": 0.0, "read": defaultdict(float)}
+            )
+            own["steps"] += layer["steps"]
+            own["dense_bytes"] += layer["dense_bytes"]
+            for stage, size in layer["bytes_read"].items():
+                stages[stage] = None
+                own["read"][stage] += size
+    return [
+        {
+            "layer": layer,
+            "sparse": own["sparse"],
+            "steps": own["steps"],
+            "bytes_ratio": _ratio(sum(own["read"].values()), own["dense_bytes"]),
+            "dense_bytes": own["dense_bytes"],
+            **{stage: own["read"].get(stage, 0.0) for stage in stages},
+        }
+        for layer, own in sorted(totals.items())
+    ]
+
+
 def _ratio(part: float, whole: float) -> float | None:
     return part / whole if whole else None
 

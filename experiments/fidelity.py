@@ -1,0 +1,251 @@
+"""The fidelity runner: a method beside dense attention on the dense trajectory, and its own predictions beside dense's.
+
+Every prompt is followed twice along the tokens that dense attention chose (or the text's own): once
+with dense outputs, the method probed beside them, and once with the method's own outputs. The first
+gives fidelity and ledger, the two together perplexity and KL divergence.
+"""
+
+from __future__ import annotations
+
+import time
+from functools import reduce
+from typing import Any
+
+from rich.table import Table
+
+from eval.fidelity import aggregate, histogram, table, write_table
+from eval.fidelity.forced import ForcedScores, compare_forced
+from eval.fidelity.traces import TraceRecorder
+from experiments import figures
+from experiments import summary as summarise
+from experiments.config import RunConfig
+from experiments.errors import UsageError
+from experiments.fidelity_log import FidelityLog
+from experiments.laws import laws_of_a_run
+from experiments.lifecycle import Rows, StudyRun, code_and_machine
+from experiments.progress import console
+from experiments.table import number
+from experiments.tracker import Tracker
+from experiments.trajectory import Probes, dense_continuation, make_engine, make_method, observer
+from experiments.workload import Item, Workload, load_workload
+from ffd.methods import method_class
+from ffd.methods.dense import Dense
+from ffd.report import read_ledger
+
+COUNTED = (
+    "every decode step of every layer; tail, sinks and local tokens as read; layers dense by configuration as keep 1; "
+    "prefill not counted"
+)
+
+
+def run_fidelity(config: RunConfig) -> int:
+    """Run, resume or show one fidelity run; returns the exit code."""
+    if config.fidelity.every < 1:
+        raise UsageError(f"fidelity.every={config.fidelity.every}: expected an integer >= 1 with runner=fidelity")
+    workload = load_workload(config)
+    options = config.fidelity
+    identity = {
+        **config.resolved(),
+        "task": workload.task,
+        "trace": {"mode": options.trace, "layers": options.layers and list(options.layers), "values": options.values},
+        "model_revision": workload.model.revision,
+        "prompts": workload.fingerprint,
+        "executor": workload.executor,
+        **code_and_machine(["ffd.teacher", method_class(config.method["name"]).__module__, "eval.fidelity.forced"]),
+    }
+    return FidelityRun(config, identity, workload).run()
+
+
+class FidelityRun(StudyRun):
+    """One method on one workload."""
+
+    def __init__(self, config: RunConfig, identity: dict[str, Any], workload: Workload) -> None:
+        super().__init__(config, identity)
+        self.workload = workload
+        self.method = make_method(config.method)
+        knobs = config.method
+        self.unit = int(knobs.get("sub_block") or knobs.get("block_size") or knobs.get("page_size") or 16)
+
+    def plan(self, done: Rows) -> str:
+        """Prompts and tokens."""
+        tokens = sum(len(item.prompt) for item in self.workload.items)
+        return (
+            f"{len(self.workload.items)} prompts, {tokens} tokens, up to {self.workload.items[0].max_new_tokens} "
+            f"decode steps each, every {self.config.fidelity.every}. probed; {len(done)} done"
+        )
+
+    def work(self, rows: Rows, tracker: Tracker) -> None:
+        """Follow every pending prompt along the dense trajectory."""
+        pending = [item for item in self.workload.items if (item.task, item.index) not in rows]
+        if not pending:
+            return
+        config, workload, loaded = self.config, self.workload, self.workload.load()
+        log = FidelityLog(self.store.folder / "fidelity", self.unit)
+        dense = make_engine(config, workload, loaded, Dense(), graph=config.graph)
+        own = make_engine(config, workload, loaded, self.method, graph=False)
+        recorder = None
+        probe: Any = log.probe
+        if config.fidelity.trace == "record":
+            layers = config.fidelity.layers or tuple(handle.layer_idx for handle in own.cache.handles)
+            recorder = TraceRecorder(layers, values=config.fidelity.values)
+            probe = Probes(log.probe, recorder)
+        beside = observer(config, workload, loaded, self.method, probe, config.fidelity.every)
+        for item in pending:
+            started = time.perf_counter()
+            log.start()
+            if recorder is not None:
+                recorder.start()
+            continuation = dense_continuation(dense, loaded, item)
+            forced = compare_forced(beside, own, [item.prompt], [continuation])
+            steps = len(continuation) - 1
+            if recorder is not None and steps:
+                self._keep_trace(recorder, item)
+            log.keep(item.task, item.index)
+            row = {
+                "task": item.task,
+                "index": item.index,
+                "prompt_fingerprint": item.fingerprint,
+                "prompt_tokens": len(item.prompt),
+                "new_tokens": len(continuation),
+                "seconds": time.perf_counter() - started,
+                "executor": beside.cache.executor,
+                "dense_layers": len(beside.cache.layers) - len(beside.cache.method_layers),
+                "forced": forced.to_dict(),
+                "ledger": read_ledger(beside.cache, steps).totals(),
+            }
+            self.store.append_sample(row)
+            rows[item.task, item.index] = row
+            tracker.log({"kl_mean": forced.summary()["kl_mean"], "seconds": row["seconds"]})
+            console.print(
+                f"[{len(rows)}/{len(workload.items)}] {item.task} {item.index}: {steps} decode steps, "
+                f"KL {number(forced.summary()['kl_mean'], 5)}, {row['seconds']:.1f} s"
+            )
+
+    def _keep_trace(self, recorder: TraceRecorder, item: Item) -> None:
+        try:
+            trace = recorder.take(f"{self.workload.model.name}, {item.task} {item.index}")
+        except ValueError as error:
+            raise UsageError(f"fidelity.{error}") from None
+        trace.save(self.store.folder / "traces" / f"{item.task}-{item.index}.safetensors")
+
+    def summarize(self, rows: Rows) -> dict[str, Any]:
+        """Every block of ``summary.json``."""
+        ordered = [rows[i.task, i.index] for i in self.workload.items if (i.task, i.index) in rows]
+        text = self.workload.model.config.get_text_config(decoder=True)
+        heads = text.num_attention_heads
+        sparsity, reasons = summarise.sparsity(ordered, heads, getattr(text, "num_key_value_heads", None) or heads)
+        log = FidelityLog(self.store.folder / "fidelity", self.unit)
+        values, fidelity_reasons = log.summary()
+        forced = merged(ordered)
+        predictions = forced.summary()
+        forced_reasons = {f"forced.{k}": reason for k, reason in predictions.pop("null_reasons").items()}
+        metrics = aggregate(log.state)
+        validity = {key: sum(r["ledger"][key] for r in ordered) for key in _STEPS}
+        validity["executor"] = self.workload.executor
+        validity["dense_layers"] = ordered[0]["dense_layers"] if ordered else None
+        laws = laws_of_a_run(self.method, validity, metrics, predictions) if ordered else []
+        broken = [law for law in laws if not law.holds]
+        return {
+            "problem": broken[0].detail if broken and broken[0] is laws[0] else None,
+            "trajectory": "dense",
+            "method": dict(self.config.method),
+            "model": {"name": self.workload.model.name, "revision": self.workload.model.revision},
+            "task": self.workload.task,
+            "sparsity": sparsity,
+            "counted": COUNTED,
+            "fidelity": values,
+            "metrics": metrics,
+            "forced": predictions,
+            "laws": [law.as_dict() for law in laws],
+            "laws_broken": len(broken),
+            "validity": validity,
+            "timing": {"total_s": sum(r["seconds"] for r in ordered), "prompts": len(ordered)},
+            "notes": list(self.workload.notes),
+            "null_reasons": {**reasons, **fidelity_reasons, **forced_reasons},
+        }
+
+    def write_results(self, rows: Rows, summary: dict[str, Any]) -> None:
+        """Tables by layer and head, by position and by stage, histograms, and figures of them."""
+        ordered = [rows[i.task, i.index] for i in self.workload.items]
+        folder, state = self.store.folder, FidelityLog(self.store.folder / "fidelity", self.unit).state
+        positions = merged(ordered).by_position()
+        self.store.write_json("layers.json", summarise.layer_table(ordered))
+        write_table(folder / "ledger.csv", summarise.stage_table(ordered))
+        write_table(folder / "positions.csv", positions)
+        drawn = folder / "figures"
+        figures.kl_by_position(drawn, positions)
+        sparsity = summary["sparsity"]
+        dense = sum(layer["dense_bytes"] for row in ordered for layer in row["ledger"]["layers"])
+        figures.bytes_by_stage(drawn, sparsity["bytes_by_stage"], dense)
+        if not state.layers:
+            return
+        by_head = table(state)
+        write_table(folder / "fidelity.csv", by_head)
+        names = ("lse_error", "lse_omitted", "lse_quantisation", "pseudo_max_gap")
+        histograms = {name: histogram(state, name) for name in names}
+        self.store.write_json("histograms.json", histograms)
+        figures.by_layer(drawn, by_head)
+        figures.keep_heat_map(drawn, by_head)
+        figures.keep_distribution(drawn, by_head)
+        if sum(histograms["pseudo_max_gap"]["counts"]):
+            figures.gap_histogram(drawn, {self.config.method["name"]: histograms["pseudo_max_gap"]})
+
+    def show(self, summary: dict[str, Any]) -> None:
+        """Print the figures, and the laws that are broken beside them."""
+        print_fidelity(summary)
+
+
+_STEPS = ("sparse_steps", "dense_steps", "expected_steps")
+
+
+def merged(rows: list[dict[str, Any]]) -> ForcedScores:
+    """Teacher-forced predictions of all rows."""
+    return reduce(ForcedScores.merge, (ForcedScores.from_dict(r["forced"]) for r in rows), ForcedScores())
+
+
+def print_fidelity(summary: dict[str, Any]) -> None:
+    """Print a stored fidelity summary."""
+    f, s, p = summary["fidelity"], summary["sparsity"], summary["forced"]
+    pairs = summary["metrics"]["keep_head"]["pairs"]
+    out = Table(
+        title=f"fidelity · {summary['task']['name']} · {summary['model']['name']} · {summary['method']['name']}"
+    )
+    out.add_column("figure")
+    out.add_column("value", justify="right")
+    for name, value, digits in (
+        ("tokens loaded (keep_io)", s["keep_io"], 4),
+        ("selected per head (keep_head)", s["keep_head"], 4),
+        ("keep_head over layer-head pairs: min", pairs["min"], 4),
+        ("  max", pairs["max"], 4),
+        ("  standard deviation", pairs["std"], 4),
+        ("bytes of dense", s["bytes_ratio"], 4),
+        ("mass recall", f.get("mass_recall"), 4),
+        ("salient hit rate", f.get("salient_hit_rate"), 4),
+        ("lse error, mean", f.get("lse_error_mean"), 5),
+        ("lse error, max", f.get("lse_error_max"), 4),
+        ("Spearman", f.get("spearman"), 4),
+        ("output error", f.get("output_rel_error"), 4),
+        ("pseudo-maximum gap, mean", f.get("pseudo_max_gap_mean"), 4),
+        ("proxy-error cases", f.get("proxy_error_cases"), 4),
+        ("  kept in them / in regular ones", f.get("keep_head_proxy_error"), 4),
+        ("", f.get("keep_head_regular"), 4),
+        ("perplexity", p["perplexity"], 4),
+        ("perplexity, dense", p["perplexity_dense"], 4),
+        ("KL mean", p["kl_mean"], 6),
+        ("same likeliest token", p["top1_agreement"], 4),
+    ):
+        out.add_row(name, number(value, digits))
+    console.print(out)
+    print_broken(summary["laws"])
+    console.print(f"counted: {summary['counted']}")
+    status = summary["status"] + (f": {summary['reason']}" if summary["reason"] else "")
+    console.print(f"status {status} · run {summary['run_id']}")
+
+
+def print_broken(laws: list[dict[str, Any]]) -> None:
+    """Name the laws that do not hold, or say that all do."""
+    broken = [law for law in laws if not law["holds"]]
+    for law in broken:
+        console.print(f"BROKEN LAW: {law['law']}: {law['detail']}")
+    if not broken:
+        console.print(f"all {len(laws)} sanity laws hold")

@@ -1,0 +1,76 @@
+"""The dense trajectory: a method runs beside dense attention, whose outputs and tokens the model goes on with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from torch import Tensor
+
+from eval.models import LoadedModel
+from experiments.config import RunConfig
+from experiments.errors import UsageError
+from experiments.workload import Item, Workload
+from ffd.cache import DecodeHandle, Probe, UnsupportedModelError
+from ffd.engine import Engine
+from ffd.methods import KnobError, Method, create
+
+GPU_PREFILL_CHUNK = 32768
+
+
+def make_method(method: Mapping[str, Any]) -> Method:
+    """Build a method from its resolved configuration."""
+    knobs = dict(method)
+    return create(knobs.pop("name"), knobs)
+
+
+def make_engine(config: RunConfig, workload: Workload, loaded: LoadedModel, method: Method, **options: Any) -> Engine:
+    """An engine for a workload's prompts; raises `UsageError` where the method cannot run the model."""
+    chunk = config.prefill_chunk
+    if chunk is None and loaded.device.startswith("cuda"):
+        chunk = GPU_PREFILL_CHUNK
+    try:
+        return Engine(
+            loaded.model,
+            method,
+            capacity=workload.capacity,
+            executor=config.executor,
+            prefill_chunk=chunk,
+            **options,
+        )
+    except (UnsupportedModelError, KnobError) as error:
+        raise UsageError(str(error)) from None
+
+
+def observer(
+    config: RunConfig, workload: Workload, loaded: LoadedModel, method: Method, probe: Probe, every: int
+) -> Engine:
+    """An engine whose model follows dense attention while the method runs beside it and is probed."""
+    engine = make_engine(config, workload, loaded, method, graph=False, probe=probe, probe_every=every)
+    engine.cache.follow_dense = True
+    return engine
+
+
+def dense_continuation(dense: Engine, loaded: LoadedModel, item: Item) -> list[int]:
+    """What follows a prompt: the text's own tokens, or dense attention's answer."""
+    if item.continuation is not None:
+        return list(item.continuation)
+    sample = item.sample
+    return dense.generate(
+        [item.prompt],
+        item.max_new_tokens,
+        item.stop_tokens(loaded),
+        min_new_tokens=0 if sample is None else min(sample.min_new_tokens, item.max_new_tokens),
+    ).tokens[0]
+
+
+class Probes:
+    """Several probes as one."""
+
+    def __init__(self, *probes: Callable[[DecodeHandle, Tensor, float, Tensor], None]) -> None:
+        self.probes = probes
+
+    def __call__(self, handle: DecodeHandle, q: Tensor, scale: float, out: Tensor) -> None:
+        """Call each; see `ffd.cache.Probe`."""
+        for probe in self.probes:
+            probe(handle, q, scale, out)
