@@ -50,8 +50,17 @@ def job(composed: Any) -> None:
 
 def main() -> int:
     """Run and turn every expected failure into one line and an exit code."""
+    from experiments.sweep import is_sweep, run_sweep
+    from experiments.under_sweep import end_with_sweep
+
+    end_with_sweep()
     try:
+        if is_sweep(sys.argv[1:]):
+            return run_sweep(sys.argv[1:])
         job()
+    except UsageError as error:
+        print(f"error: {one_line(error)}", file=sys.stderr)
+        return USAGE_EXIT
     except Exception as error:
         from hydra.errors import HydraException
         from omegaconf.errors import OmegaConfBaseException

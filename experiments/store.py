@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from experiments.errors import UsageError
+from experiments.under_sweep import announce_run
 
 _RESERVE_BYTES = 256 * 1024
 """Released when the disk is full, so that the failure itself can be recorded."""
@@ -51,6 +52,7 @@ class RunStore:
         except OSError:
             raise UsageError(f"run {run_id}: another process is writing it") from None
         self._samples: IO[bytes] | None = None
+        announce_run(run_id)
 
     @property
     def samples_path(self) -> Path:

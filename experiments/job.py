@@ -1,0 +1,90 @@
+"""One job of a sweep: a process of its own, and what became of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from experiments.errors import INTERRUPTED_EXIT, INVALID_EXIT
+from experiments.gpus import claimed_gpu, visible_gpus
+from experiments.store import read_json
+from experiments.under_sweep import PARENT, RUN_ID_FILE
+
+RUN_PY = Path(__file__).resolve().parent.parent / "run.py"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a job."""
+
+    status: str
+    """complete, partial, invalid, failed, interrupted or skipped."""
+    reason: str | None = None
+    run_id: str | None = None
+
+    @classmethod
+    def read(cls, path: Path) -> Outcome | None:
+        """A stored outcome, or None where there is none."""
+        try:
+            return cls(**json.loads(path.read_text()))
+        except (OSError, ValueError, TypeError):
+            return None
+
+
+def run_job(
+    overrides: Sequence[str], root: Path, stem: Path, started: Callable[[subprocess.Popen[bytes]], None] | None = None
+) -> Outcome:
+    """Run one job in a process of its own and wait for it.
+
+    Parameters
+    ----------
+    overrides
+        The job's command line.
+    root
+        Its folder of results.
+    stem
+        Path without suffix: ``.log`` gets what the job printed, ``.outcome`` what became of it.
+    started
+        Called with the process; it is in a session of its own, so an interrupt must be passed on.
+    """
+    log, told, stored = (stem.with_suffix(suffix) for suffix in (".log", ".run", ".outcome"))
+    for path in (told, stored):
+        path.unlink(missing_ok=True)
+    with claimed_gpu(visible_gpus()) as gpu, log.open("w") as output:
+        environment = {**os.environ, RUN_ID_FILE: str(told), PARENT: str(os.getpid())}
+        if gpu is not None:
+            environment["CUDA_VISIBLE_DEVICES"] = gpu
+        command = [sys.executable, str(RUN_PY), *overrides]
+        process = subprocess.Popen(
+            command, env=environment, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
+        )
+        if started is not None:
+            started(process)
+        code = process.wait()
+    outcome = _outcome(code, root, told, log)
+    stored.write_text(json.dumps(asdict(outcome)))
+    told.unlink(missing_ok=True)
+    return outcome
+
+
+def _outcome(code: int, root: Path, told: Path, log: Path) -> Outcome:
+    run_id = told.read_text() if told.exists() else None
+    summary = None if run_id is None else read_json(root / "runs" / run_id / "summary.json")
+    if summary is None:
+        run_id = None  # it never began
+    if code in (0, INVALID_EXIT):
+        # Some runners keep no run: prompts, and everything under dry_run.
+        return Outcome(summary["status"], summary["reason"], run_id) if summary else Outcome("complete")
+    if code == INTERRUPTED_EXIT:
+        return Outcome("interrupted", "the same command resumes", run_id)
+    if code < 0:
+        return Outcome("failed", f"killed by {signal.Signals(-code).name}", run_id)
+    lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
+    named = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
+    return Outcome("failed", (named or lines or [f"exit code {code}"])[-1], run_id)

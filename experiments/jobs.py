@@ -1,0 +1,144 @@
+"""From a sweep's command line to the jobs it means: inapplicable knobs dropped, equal jobs once."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from experiments.config import ALIASES, run_config
+from experiments.errors import UsageError, hydra_line
+
+CONF = Path(__file__).resolve().parent.parent / "conf"
+_GROUPS_WITH_KNOBS = ("method", "task")
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run of a sweep."""
+
+    overrides: tuple[str, ...]
+    """Its command line."""
+    dropped: tuple[str, ...] = ()
+    """Knobs of the sweep that its method or task does not have."""
+    skip: str | None = None
+    """Why it is not run."""
+
+
+def combinations(arguments: Sequence[str]) -> list[tuple[str, ...]]:
+    """Every combination of the values that the arguments list, in Hydra's order.
+
+    Must be called inside Hydra's ``initialize_config_dir``.
+
+    Raises
+    ------
+    UsageError
+        For an argument that Hydra cannot parse, or a sweep over a range without steps.
+    """
+    from hydra.core.global_hydra import GlobalHydra
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.errors import HydraException
+
+    try:
+        overrides = OverridesParser.create(GlobalHydra.instance().hydra.config_loader).parse_overrides(list(arguments))
+        axes: dict[str, list[str]] = {}
+        for override in overrides:
+            key = override.get_key_element()
+            if override.is_sweep_override():
+                axes[key] = [f"{key}={value}" for value in override.sweep_string_iterator()]
+            else:
+                axes[key] = [key if override.is_delete() else f"{key}={override.get_value_element_as_str()}"]
+    except HydraException as error:
+        raise UsageError(hydra_line(error, arguments)) from None
+    return list(itertools.product(*axes.values()))
+
+
+def plan(sweeps: Iterable[Sequence[str]]) -> list[Job]:
+    """Jobs of several sweeps (each a list of arguments), equal ones once, in order of first appearance.
+
+    Must be called inside Hydra's ``initialize_config_dir``.
+
+    Raises
+    ------
+    UsageError
+        For an argument that no job can use, or that does not compose.
+    """
+    jobs: dict[str, Job] = {}
+    for arguments in sweeps:
+        expanded = combinations(arguments)
+        _refuse_useless(expanded)
+        for overrides in expanded:
+            kept, dropped = _applicable(overrides)
+            job = Job(kept, dropped)
+            jobs.setdefault(_meaning(job), job)
+    return list(jobs.values())
+
+
+def choice(overrides: Sequence[str], group: str) -> str:
+    """Name that a group has in these overrides, or by default."""
+    import yaml
+
+    for override in overrides:
+        key, _, value = override.partition("=")
+        if key == group:
+            return value
+    defaults = yaml.safe_load((CONF / "config.yaml").read_text())["defaults"]
+    return next(str(entry[group]) for entry in defaults if isinstance(entry, dict) and group in entry)
+
+
+def _applicable(overrides: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    knobs = {group: _knobs(group, choice(overrides, group)) for group in _GROUPS_WITH_KNOBS}
+    kept, dropped = [], []
+    for override in overrides:
+        group, knob = _knob(override)
+        known = knobs.get(group)
+        # A group without a file of its own is Hydra's to refuse.
+        (kept if known is None or knob in known else dropped).append(override)
+    return tuple(kept), tuple(dropped)
+
+
+def _knob(override: str) -> tuple[str, str]:
+    """Group and knob of an override; an empty group where it is neither a method's nor a task's."""
+    key = override.partition("=")[0]
+    if key in ALIASES:
+        return "method", key
+    group, _, rest = key.partition(".")
+    return (group, rest.split(".")[0]) if group in _GROUPS_WITH_KNOBS and rest else ("", key)
+
+
+def _knobs(group: str, name: str) -> frozenset[str] | None:
+    import yaml
+
+    path = CONF / group / f"{name}.yaml"
+    return frozenset(yaml.safe_load(path.read_text())) if path.is_file() else None
+
+
+def _refuse_useless(expanded: Sequence[Sequence[str]]) -> None:
+    dropped = [set(_applicable(overrides)[1]) for overrides in expanded]
+    for override in sorted(set.intersection(*dropped) if dropped else ()):
+        group, knob = _knob(override)
+        names = ", ".join(dict.fromkeys(choice(overrides, group) for overrides in expanded))
+        raise UsageError(f"{override}: no {group} of this sweep has a knob {knob} ({names})")
+
+
+def _meaning(job: Job) -> str:
+    """What tells a job from others: its resolved configuration, however it was spelt."""
+    from hydra import compose
+    from hydra.errors import HydraException
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    try:
+        composed: Any = OmegaConf.to_container(compose("config", overrides=list(job.overrides)), resolve=True)
+    except (HydraException, OmegaConfBaseException) as error:
+        raise UsageError(hydra_line(error, job.overrides)) from None
+    try:
+        config = run_config(composed)
+    except UsageError:
+        # It will fail as a job of its own, and the sweep's table says why.
+        return json.dumps(composed, sort_keys=True)
+    rest = {key: composed.get(key) for key in ("executor", "shard", "out", "rerun", "dry_run")}
+    return json.dumps([config.resolved(), rest], sort_keys=True, default=str)

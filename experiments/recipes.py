@@ -1,0 +1,72 @@
+"""Named recipes: the sweeps behind each table and figure of the paper, at three sizes."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+from experiments.config import RUNNERS
+from experiments.errors import UsageError
+from experiments.gpus import visible_gpus
+from experiments.jobs import CONF
+
+SIZES = ("smoke", "small", "paper")
+ALL = "all"
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """One file of ``conf/experiment`` at one size."""
+
+    name: str
+    size: str
+    sweeps: tuple[tuple[str, ...], ...]
+    """Command lines, each possibly sweeping."""
+    random: str | None
+    """Family of the random model that stands for ``model.path=RANDOM``."""
+    skip: str | None
+    """Why it cannot be run here."""
+
+
+def names() -> list[str]:
+    """All recipes."""
+    return sorted(path.stem for path in (CONF / "experiment").glob("*.yaml"))
+
+
+def load_recipe(name: str, size: str) -> Recipe:
+    """Read a recipe.
+
+    Raises
+    ------
+    UsageError
+        For a name or size that there is not.
+    """
+    import yaml
+
+    if name not in names():
+        raise UsageError(f"experiment={name}: expected one of {', '.join([*names(), ALL])}")
+    if size not in SIZES:
+        raise UsageError(f"size={size}: expected one of {', '.join(SIZES)}")
+    recipe = yaml.safe_load((CONF / "experiment" / f"{name}.yaml").read_text())
+    own = recipe["sizes"][size]
+    sweeps = tuple((*recipe.get("common", ()), *line.split()) for line in own["sweeps"])
+    return Recipe(name, size, sweeps, own.get("random"), _obstacle(sweeps, own.get("needs")))
+
+
+def _obstacle(sweeps: tuple[tuple[str, ...], ...], needs: str | None) -> str | None:
+    for runner in {a.partition("=")[2] for line in sweeps for a in line if a.startswith("runner=")}:
+        if runner not in RUNNERS:
+            return f"runner={runner} is not part of this version"
+    if needs == "gpu" and not visible_gpus():
+        return "needs a GPU"
+    if needs == "longbench" and not _has_longbench():
+        return "needs LongBench's data: python -m eval.data fetch longbench/data, or FFD_LONGBENCH=FOLDER"
+    return None
+
+
+def _has_longbench() -> bool:
+    """Whether the smoke recipe finds LongBench: a folder of official files, or the official zip in the cache."""
+    from eval.data import SOURCES
+    from eval.data.store import is_cached
+
+    return bool(os.environ.get("FFD_LONGBENCH")) or is_cached(SOURCES["longbench/data"])
