@@ -16,7 +16,9 @@ _SHARED_MEMORY = 227 << 10
 
 
 def main(names: list[str]) -> None:
-    properties = types.SimpleNamespace(multi_processor_count=132, shared_memory_per_block_optin=_SHARED_MEMORY)
+    properties = types.SimpleNamespace(
+        multi_processor_count=132, shared_memory_per_block_optin=_SHARED_MEMORY, major=9, minor=0
+    )
     torch.cuda.get_device_properties = lambda device: properties  # type: ignore[assignment,return-value]
     from triton.runtime.jit import JITFunction
 
@@ -40,7 +42,8 @@ def compile_launch(kernel: Any, *args: Any, grid: Any = None, warmup: bool = Fal
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    options = {key: keywords.pop(key) for key in ("num_warps", "num_stages") if key in keywords}
+    known = {parameter.name for parameter in kernel.params}
+    options = {key: keywords.pop(key) for key in list(keywords) if key not in known}
     given = {**dict(zip([p.name for p in kernel.params], args, strict=False)), **keywords}
     signature: dict[str, str] = {}
     constants: dict[str, Any] = {}
