@@ -167,6 +167,7 @@ def test_quest_by_brute_force(last_page: str, length: int) -> None:
         else:
             chosen = set(bounds.topk(4).indices.tolist())
         assert selection.selected[0, head].tolist() == [token // 16 in chosen for token in range(length)]
+    assert torch.equal(selection.estimate.isnan()[0, 0], torch.arange(length) >= selection.scanned)
     assert selection.scanned.item() == (144 - 16 * (length == 144) if last_page == "kernel" else length)
 
 

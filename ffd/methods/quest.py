@@ -12,6 +12,7 @@ import math
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+import torch
 from torch import Tensor
 
 from ffd import reference
@@ -97,13 +98,15 @@ class QuestLayer(DenseLayer):
             kept = reference.share_with_group(kept, g.num_query_heads)
         seen = reference.visible(self.lengths, n)[:, None]
         selected = reference.expand_units(kept, m.page_size, n) & seen
+        scanned = scored_tokens(self.lengths, m.budget, m.page_size, m.last_page)
+        unscored = ~reference.visible(scanned, n)[:, None]
         return Selection(
             lengths=self.lengths,
             selected=selected,
             attended=selected,
-            estimate=bounds.repeat_interleave(m.page_size, dim=-1)[..., :n].masked_fill(~seen, float("nan")),
+            estimate=bounds.repeat_interleave(m.page_size, dim=-1)[..., :n].masked_fill(unscored, torch.nan),
             scores=reference.key_scores(q, self.keys[:, :, :n], scale),
-            scanned=scored_tokens(self.lengths, m.budget, m.page_size, m.last_page),
+            scanned=scanned,
         )
 
     def bytes_read(self, counts: Counts) -> dict[str, Tensor]:
