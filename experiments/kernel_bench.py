@@ -204,7 +204,7 @@ def time_ffd(
             layer.append(token, token)
             layer.decode(q, s.scale)
 
-    from ffd.kernels.ffd_decode import ffd_attend
+    from ffd.kernels.ffd_attend import ffd_attend
     from ffd.kernels.ffd_scan import ScanScratch, ffd_scan
     from ffd.kernels.launch import scratch_of
     from ffd.kernels.split_reduce import split_reduce

@@ -10,7 +10,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ffd.kernels.common import LOG2_E, count_selective_step, online_softmax_by_column, store_partial
+from ffd.kernels.common import (
+    LOG2_E,
+    count_selective_step,
+    follow_previous_launch,
+    online_softmax_by_column,
+    store_partial,
+)
 from ffd.kernels.launch import Partials, compute_dtype, fit_tile, hardware, padded, scratch_of
 from ffd.kernels.split_reduce import split_reduce
 from ffd.ledger import Ledger
@@ -22,10 +28,11 @@ def _dense_decode_kernel(
     scale_log2, stride_row, stride_head,
     HKV: tl.constexpr, G: tl.constexpr, D: tl.constexpr, GM: tl.constexpr, DP: tl.constexpr, TILE: tl.constexpr,
     STAGES: tl.constexpr, COMPUTE: tl.constexpr, GP: tl.constexpr, SPLITS: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     """Grid (SPLITS, B * Hkv). q [B, Hq, D]; k, v [B, Hkv, C, D]; lengths [B]; partials as in `Partials`."""
+    follow_previous_launch(PDL)
     split = tl.program_id(0)
-    num_splits: tl.constexpr = SPLITS
     row_head = tl.program_id(1).to(tl.int64)
     row = row_head // HKV
     length = tl.load(lengths_ptr + row)
@@ -39,15 +46,13 @@ def _dense_decode_kernel(
     p_q = q_ptr + (row_head * G + o_g)[:, None] * D + o_d[None, :]
     b_q = tl.load(p_q, mask=(o_g < G)[:, None] & m_d[None, :], other=0.0).to(COMPUTE)
 
-    per_split = tl.cdiv(tl.cdiv(length, TILE), num_splits) * TILE
-    first = split * per_split
-    last = tl.minimum(first + per_split, length)
     row_max = tl.full([GM], float("-inf"), tl.float32)
     sums = tl.zeros([GM, TILE], tl.float32)
     acc = tl.zeros([GM, DP], tl.float32)
-    for start in tl.range(first, last, TILE, num_stages=STAGES):
+    # Splits take tiles in turn: runs of their own, a power of two apart, would all meet in a few memory channels.
+    for start in tl.range(split * TILE, length, SPLITS * TILE, num_stages=STAGES):
         base = head_base + start * D  # within one head: 32 bits hold 16M tokens of 128 channels
-        m_t = start + o_t < last
+        m_t = start + o_t < length
         # keys [DP, T], values [T, DP]; slots beyond the length may hold NaN and are never loaded
         b_k = tl.load(k_ptr + base + o_t[None, :] * D + o_d[:, None], mask=m_t[None, :] & m_d[:, None], other=0.0)
         scores = tl.dot(b_q, b_k.to(COMPUTE), input_precision="ieee") * scale_log2
@@ -55,9 +60,9 @@ def _dense_decode_kernel(
         b_v = tl.load(v_ptr + base + o_t[:, None] * D + o_d[None, :], mask=m_t[:, None] & m_d[None, :], other=0.0)
         row_max, sums, acc = online_softmax_by_column(row_max, sums, acc, scores, b_v.to(COMPUTE))
 
-    p_max = max_ptr + row_head * num_splits * G
-    p_sum = sum_ptr + row_head * num_splits * G
-    p_acc = acc_ptr + row_head * num_splits * G * D
+    p_max = max_ptr + row_head * SPLITS * G
+    p_sum = sum_ptr + row_head * SPLITS * G
+    p_acc = acc_ptr + row_head * SPLITS * G * D
     store_partial(p_max, p_sum, p_acc, split, row_max, tl.sum(sums, 1), acc, G, D, GM, DP)
     if split == 0:
         # every head selects all of the context, which nothing scanned
@@ -101,7 +106,8 @@ def dense_decode(q: Tensor, keys: Tensor, values: Tensor, lengths: Tensor, scale
         q, keys, values, lengths, partials.row_max, partials.row_sum, partials.acc,
         ledger.counters, ledger.active, scale * LOG2_E.value, keys.stride(0), keys.stride(1),
         HKV=hkv, G=group, D=d, GM=padded(group, 16), DP=padded(d, 16), TILE=tile,
-        STAGES=stages, COMPUTE=compute_dtype(q.dtype), GP=padded(group, 1), SPLITS=splits, num_warps=4,
+        STAGES=stages, COMPUTE=compute_dtype(q.dtype), GP=padded(group, 1), SPLITS=splits, PDL=gpu.dependent_launch,
+        num_warps=4, **gpu.launch_options,
     )  # fmt: skip
     split_reduce(partials, out)
     return out

@@ -14,8 +14,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ffd.kernels.common import E4M3, EXACT, INT8, RESIDUAL_KINDS, RESIDUAL_STEP
-from ffd.kernels.launch import padded
+from ffd.kernels.common import follow_previous_launch
+from ffd.kernels.launch import hardware, padded
+from ffd.kernels.unpack import E4M3, EXACT, INT8, RESIDUAL_KINDS, RESIDUAL_STEP
 from ffd.quantization import LEVEL_STEP
 
 if TYPE_CHECKING:
@@ -69,9 +70,10 @@ def _ffd_append_kernel(
     k_ptr, v_ptr, k_stride_row, k_stride_head, v_stride_row, v_stride_head,
     codes_ptr, half_step_ptr, residual_ptr, values_ptr, tail_ptr, centre_ptr, lengths_ptr, num_blocks,
     HKV: tl.constexpr, D: tl.constexpr, BLOCK: tl.constexpr, WIDTH: tl.constexpr, STEP: tl.constexpr,
-    RESIDUAL: tl.constexpr, CENTRE: tl.constexpr,
+    RESIDUAL: tl.constexpr, CENTRE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Grid (B * Hkv, ceil(D / 4 / WIDTH)). The token goes to slot ``length - 1``."""
+    follow_previous_launch(PDL)
     row_head = tl.program_id(0).to(tl.int64)
     row = row_head // HKV
     head = row_head % HKV
@@ -120,6 +122,7 @@ def ffd_append(layer: FFDLayer, keys: Tensor, values: Tensor) -> None:
         [B, Hkv, 1, d] in the layer's dtype, any strides with contiguous channels.
     """
     g, m = layer.geometry, layer.method
+    gpu = hardware(keys.device)
     keys = keys if keys.stride(-1) == 1 else keys.contiguous()
     values = values if values.stride(-1) == 1 else values.contiguous()
     residual = layer.codes if layer.residual is None else layer.residual
@@ -131,5 +134,6 @@ def ffd_append(layer: FFDLayer, keys: Tensor, values: Tensor) -> None:
         layer.codes, layer.half_step, residual, layer.values, layer.tail,
         layer.half_step if layer.centre is None else layer.centre, layer.lengths, layer.half_step.shape[2],
         HKV=g.num_kv_heads, D=g.head_dim, BLOCK=m.block_size, WIDTH=width, STEP=LEVEL_STEP[m.levels],
-        RESIDUAL=RESIDUAL_KINDS[m.residual], CENTRE=layer.centre is not None, num_warps=4,
+        RESIDUAL=RESIDUAL_KINDS[m.residual], CENTRE=layer.centre is not None, PDL=gpu.dependent_launch,
+        num_warps=4, **gpu.launch_options,
     )  # fmt: skip

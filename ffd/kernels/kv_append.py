@@ -6,15 +6,17 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ffd.kernels.launch import padded
+from ffd.kernels.common import follow_previous_launch
+from ffd.kernels.launch import hardware, padded
 
 
 @triton.jit
 def _kv_append_kernel(
     k_ptr, v_ptr, k_stride_row, k_stride_head, v_stride_row, v_stride_head, keys_ptr, values_ptr, lengths_ptr,
-    stride_row, stride_head, HKV: tl.constexpr, D: tl.constexpr, DP: tl.constexpr,
+    stride_row, stride_head, HKV: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Grid (B * Hkv,)."""
+    follow_previous_launch(PDL)
     row_head = tl.program_id(0).to(tl.int64)
     row = row_head // HKV
     head = row_head % HKV
@@ -39,10 +41,11 @@ def kv_append(keys: Tensor, values: Tensor, key_cache: Tensor, value_cache: Tens
         int32 [B] on the device, the token already counted.
     """
     b, hkv, _, d = keys.shape
+    gpu = hardware(keys.device)
     keys = keys if keys.stride(-1) == 1 else keys.contiguous()
     values = values if values.stride(-1) == 1 else values.contiguous()
     _kv_append_kernel[(b * hkv,)](
         keys, values, keys.stride(0), keys.stride(1), values.stride(0), values.stride(1),
         key_cache, value_cache, lengths, key_cache.stride(0), key_cache.stride(1),
-        HKV=hkv, D=d, DP=padded(d, 1), num_warps=1,
+        HKV=hkv, D=d, DP=padded(d, 1), PDL=gpu.dependent_launch, num_warps=1, **gpu.launch_options,
     )  # fmt: skip

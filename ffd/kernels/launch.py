@@ -24,13 +24,13 @@ INTERPRETED: bool = bool(triton.knobs.runtime.interpret)
 """Kernels run in Triton's interpreter, on the CPU: no inline assembly, no bf16 arithmetic, a small grid."""
 
 
-SCAN_WARPS = 16
+SCAN_WARPS = 18
 """Scan programs, of one warp each, per multiprocessor."""
-SCAN_STAGES = 3
+SCAN_STAGES = 2
 """Pipeline stages of a scan program."""
 SCAN_TILE = 64
 """Tokens a scan program unpacks at once; more would need registers that other warps can use better."""
-SCAN_REGISTERS = 96
+SCAN_REGISTERS = 104
 """Registers per thread of a scan program, which decide how many fit a multiprocessor."""
 ATTEND_PROGRAMS = 2
 """Attending programs per multiprocessor."""
@@ -53,17 +53,25 @@ class Hardware:
     """Inline PTX is available."""
     subnormals: bool
     """Tensor cores keep fp16 subnormals (AMD's second generation flushes them)."""
+    dependent_launch: bool
+    """Programs may be set up while the previous launch still runs (Hopper and later)."""
+
+    @property
+    def launch_options(self) -> dict[str, bool]:
+        """For kernels that begin with `common.follow_previous_launch`, beside its ``PDL`` argument."""
+        return {"launch_pdl": True} if self.dependent_launch else {}
 
 
 @cache
 def hardware(device: torch.device) -> Hardware:
     """Properties of a device; the interpreter stands for a GPU of two multiprocessors."""
     if INTERPRETED:
-        return Hardware(multiprocessors=2, shared_memory=1 << 20, ptx=False, subnormals=True)
+        return Hardware(multiprocessors=2, shared_memory=1 << 20, ptx=False, subnormals=True, dependent_launch=False)
     properties = torch.cuda.get_device_properties(device)
     shared = getattr(properties, "shared_memory_per_block_optin", 64 << 10)
     nvidia = torch.version.hip is None
-    return Hardware(properties.multi_processor_count, shared, ptx=nvidia, subnormals=nvidia)
+    dependent = nvidia and properties.major >= 9
+    return Hardware(properties.multi_processor_count, shared, nvidia, nvidia, dependent)
 
 
 def compute_dtype(dtype: torch.dtype) -> tl.dtype:

@@ -1,0 +1,153 @@
+"""Scores with tokens as rows and query heads as columns: the scan's operands, and the near tokens' finer scores.
+
+What the pseudo-maximum is taken over is scored here: quantised tokens with their residuals (unless the
+official rule is asked for), tokens of the tail exactly.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from ffd.kernels.unpack import (
+    CONVERTED_UNIT,
+    E4M3,
+    EXACT,
+    INT8,
+    NO_RESIDUAL,
+    RESIDUAL_STEP,
+    SUBNORMAL_UNIT,
+    code_plane,
+    e4m3_to_half,
+    half_product,
+    int8_to_half,
+    widen_codes,
+)
+
+
+@triton.jit
+def load_query_planes(q_ptr, scale_log2, G, D: tl.constexpr, GP: tl.constexpr, DQP: tl.constexpr):
+    """Quarters of the scaled query as columns, four fp16 [DQP, GP], plane p times 4**(1 - p)."""
+    o_g = tl.arange(0, GP)
+    o_c = tl.arange(0, DQP)
+    p_q = q_ptr + o_g[None, :] * D + o_c[:, None]
+    m_q = (o_g < G)[None, :] & (o_c < D // 4)[:, None]
+    q0 = tl.load(p_q, mask=m_q, other=0.0).to(tl.float32) * scale_log2
+    q1 = tl.load(p_q + D // 4, mask=m_q, other=0.0).to(tl.float32) * scale_log2
+    q2 = tl.load(p_q + 2 * (D // 4), mask=m_q, other=0.0).to(tl.float32) * scale_log2
+    q3 = tl.load(p_q + 3 * (D // 4), mask=m_q, other=0.0).to(tl.float32) * scale_log2
+    return (q0 * 4.0).to(tl.float16), q1.to(tl.float16), (q2 * 0.25).to(tl.float16), (q3 * 0.0625).to(tl.float16)
+
+
+@triton.jit
+def load_half_steps(half_step_ptr, D: tl.constexpr, DQP: tl.constexpr):
+    """One block's half steps, four fp16 [DQP]."""
+    o_c = tl.arange(0, DQP)
+    m_c = o_c < D // 4
+    h0 = tl.load(half_step_ptr + o_c, mask=m_c, other=0.0)
+    h1 = tl.load(half_step_ptr + D // 4 + o_c, mask=m_c, other=0.0)
+    h2 = tl.load(half_step_ptr + 2 * (D // 4) + o_c, mask=m_c, other=0.0)
+    h3 = tl.load(half_step_ptr + 3 * (D // 4) + o_c, mask=m_c, other=0.0)
+    return h0, h1, h2, h3
+
+
+@triton.jit
+def block_operand(q0, q1, q2, q3, h0, h1, h2, h3, PTX: tl.constexpr):
+    """Query times one block's half steps, four fp16 [DQP, GP], and the zero point ``3 * sum(q * h)`` [GP].
+
+    The sum over channels is left to the tensor cores too: a row of constants that undo the planes' gains.
+    """
+    a0 = half_product(q0, tl.broadcast_to(h0[:, None], q0.shape), PTX)
+    a1 = half_product(q1, tl.broadcast_to(h1[:, None], q1.shape), PTX)
+    a2 = half_product(q2, tl.broadcast_to(h2[:, None], q2.shape), PTX)
+    a3 = half_product(q3, tl.broadcast_to(h3[:, None], q3.shape), PTX)
+    threes = tl.dot(tl.full([16, q0.shape[0]], 0.75, tl.float16), a0)
+    threes = tl.dot(tl.full([16, q0.shape[0]], 3.0, tl.float16), a1, threes)
+    threes = tl.dot(tl.full([16, q0.shape[0]], 12.0, tl.float16), a2, threes)
+    threes = tl.dot(tl.full([16, q0.shape[0]], 48.0, tl.float16), a3, threes)
+    return a0, a1, a2, a3, tl.max(threes, 0)  # all sixteen rows are the same
+
+
+@triton.jit
+def code_products(
+    codes_ptr, a0, a1, a2, a3,
+    D: tl.constexpr, DQP: tl.constexpr, TILE: tl.constexpr, PTX: tl.constexpr, SUBNORMAL: tl.constexpr,
+):  # fmt: skip
+    """``sum(u * q * h)`` of TILE consecutive tokens, fp32 [TILE, GP], in units of `code_unit`."""
+    o_t = tl.arange(0, TILE)
+    o_c = tl.arange(0, DQP)
+    # [TILE, DQP] bytes of four codes
+    b_packed = tl.load(codes_ptr + o_t[:, None] * (D // 4) + o_c[None, :], mask=(o_c < D // 4)[None, :], other=0)
+    wide = widen_codes(b_packed, PTX)
+    acc = tl.dot(code_plane(wide, 0, PTX, SUBNORMAL), a0)
+    acc = tl.dot(code_plane(wide, 1, PTX, SUBNORMAL), a1, acc)
+    acc = tl.dot(code_plane(wide, 2, PTX, SUBNORMAL), a2, acc)
+    return tl.dot(code_plane(wide, 3, PTX, SUBNORMAL), a3, acc)
+
+
+@triton.jit
+def refined_scores(
+    q_ptr, residual_ptr, a0, a1, a2, a3, scale_log2, G,
+    D: tl.constexpr, GP: tl.constexpr, DP: tl.constexpr, DQP: tl.constexpr, TILE: tl.constexpr,
+    RESIDUAL: tl.constexpr, COMPUTE: tl.constexpr, PTX: tl.constexpr,
+):  # fmt: skip
+    """What the residuals of TILE tokens add to their scores, or the scores of exact keys, fp32 [TILE, GP]."""
+    o_t = tl.arange(0, TILE)
+    if RESIDUAL == INT8:
+        o_c = tl.arange(0, DQP)
+        m_c = (o_c < D // 4)[None, :]
+        p_r = residual_ptr + o_t[:, None] * D + o_c[None, :]
+        fine = tl.dot(int8_to_half(tl.load(p_r, mask=m_c, other=0), 0, PTX), a0)
+        fine = tl.dot(int8_to_half(tl.load(p_r + D // 4, mask=m_c, other=0), 1, PTX), a1, fine)
+        fine = tl.dot(int8_to_half(tl.load(p_r + 2 * (D // 4), mask=m_c, other=0), 2, PTX), a2, fine)
+        fine = tl.dot(int8_to_half(tl.load(p_r + 3 * (D // 4), mask=m_c, other=0), 3, PTX), a3, fine)
+        return fine * RESIDUAL_STEP
+    else:
+        o_g = tl.arange(0, GP)
+        o_d = tl.arange(0, DP)
+        m_d = o_d < D
+        p_q = q_ptr + o_g[None, :] * D + o_d[:, None]
+        b_q = tl.load(p_q, mask=(o_g < G)[None, :] & m_d[:, None], other=0.0).to(COMPUTE)
+        b_k = tl.load(residual_ptr + o_t[:, None] * D + o_d[None, :], mask=m_d[None, :], other=0)
+        if RESIDUAL == E4M3:
+            return tl.dot(e4m3_to_half(b_k).to(COMPUTE), b_q, input_precision="ieee") * (scale_log2 * 256.0)
+        else:
+            return tl.dot(b_k.to(COMPUTE), b_q, input_precision="ieee") * scale_log2
+
+
+@triton.jit
+def near_scores(
+    q_ptr, codes_ptr, half_step_ptr, residual_ptr, scale_log2, G,
+    D: tl.constexpr, GP: tl.constexpr, DP: tl.constexpr, DQP: tl.constexpr, TILE: tl.constexpr,
+    RESIDUAL: tl.constexpr, COMPUTE: tl.constexpr, PTX: tl.constexpr, SUBNORMAL: tl.constexpr,
+):  # fmt: skip
+    """Scores [TILE, GP] of quantised tokens as the pseudo-maximum takes them: refined, unless RESIDUAL says none."""
+    q0, q1, q2, q3 = load_query_planes(q_ptr, scale_log2, G, D, GP, DQP)
+    h0, h1, h2, h3 = load_half_steps(half_step_ptr, D, DQP)
+    a0, a1, a2, a3, zero_point = block_operand(q0, q1, q2, q3, h0, h1, h2, h3, PTX)
+    scores = tl.zeros([TILE, GP], tl.float32)
+    if RESIDUAL != EXACT:
+        products = code_products(codes_ptr, a0, a1, a2, a3, D, DQP, TILE, PTX, SUBNORMAL)
+        scores += products * (SUBNORMAL_UNIT if SUBNORMAL else CONVERTED_UNIT) - zero_point[None, :]
+    if RESIDUAL != NO_RESIDUAL:
+        scores += refined_scores(
+            q_ptr, residual_ptr, a0, a1, a2, a3, scale_log2, G, D, GP, DP, DQP, TILE, RESIDUAL, COMPUTE, PTX
+        )
+    return scores
+
+
+@triton.jit
+def tail_scores(
+    q_ptr, tail_ptr, num_tokens, scale_log2, G,
+    D: tl.constexpr, GP: tl.constexpr, DP: tl.constexpr, TILE: tl.constexpr, COMPUTE: tl.constexpr,
+):  # fmt: skip
+    """Exact scores [TILE, GP] of up to TILE tail tokens."""
+    o_g = tl.arange(0, GP)
+    o_d = tl.arange(0, DP)
+    o_t = tl.arange(0, TILE)
+    m_d = o_d < D
+    # queries [DP, GP], keys [TILE, DP]
+    b_q = tl.load(q_ptr + o_g[None, :] * D + o_d[:, None], mask=(o_g < G)[None, :] & m_d[:, None], other=0.0)
+    p_k = tail_ptr + o_t[:, None] * D + o_d[None, :]
+    b_k = tl.load(p_k, mask=(o_t < num_tokens)[:, None] & m_d[None, :], other=0.0)
+    return tl.dot(b_k.to(COMPUTE), b_q.to(COMPUTE), input_precision="ieee") * scale_log2
