@@ -19,7 +19,8 @@ from experiments.fidelity_log import FidelityLog
 from experiments.identity import code_fingerprint, digest, run_id
 from experiments.prepare import Prepared, prepare, prompts_fingerprint
 from experiments.progress import RunProgress, console
-from experiments.store import RunStore
+from experiments.shards import Shard, absorb_shards, fidelity_elsewhere, merged_fidelity, open_store
+from experiments.store import RunStore, read_json
 from experiments.table import print_summary
 from experiments.tracker import Tracker, make_tracker
 
@@ -30,7 +31,7 @@ def run_accuracy(config: RunConfig) -> int:
     """Run, resume or just show one accuracy run; returns the exit code."""
     prepared = prepare(config)
     identity = identify(prepared)
-    store = RunStore(config.root, run_id(identity))
+    store = open_store(config.root, run_id(identity), Shard.parse(config.shard))
     try:
         return AccuracyRun(prepared, identity, store).run()
     finally:
@@ -71,7 +72,15 @@ class AccuracyRun:
         self.config = prepared.config
         self.identity = identity
         self.store = store
-        self.static: dict[str, Any] = {"executor": prepared.executor, "graph": False, "dense_layers": None}
+        # What the engine was, known again where a resumed run has no sample left to run.
+        engine = read_json(store.folder / "engine.json")
+        self.static: dict[str, Any] = engine or {"executor": prepared.executor, "graph": False, "dense_layers": None}
+
+    @property
+    def samples(self) -> Sequence[Sample]:
+        """Samples that this process runs: all, or its shard's."""
+        shard = Shard.parse(self.config.shard)
+        return self.prepared.samples if shard is None else shard.own(self.prepared.samples)
 
     @property
     def unit(self) -> int:
@@ -88,8 +97,10 @@ class AccuracyRun:
             return 0
         if self.config.rerun and not self.config.dry_run:
             self.store.set_aside()
+        if self.config.shard is None and not self.config.dry_run:
+            self._absorb()
         rows = self.store.finished_samples()
-        pending = [s for s in self.prepared.samples if (s.task, s.index) not in rows]
+        pending = [s for s in self.samples if (s.task, s.index) not in rows]
         for note in self.prepared.notes:
             console.print(note)
         console.print(estimate(self.prepared, pending).line() + (f", {len(rows)} already done" if rows else ""))
@@ -110,10 +121,9 @@ class AccuracyRun:
             raise UsageError(f"out={self.config.root}: cannot be written ({error.strerror})") from None
         tracker = make_tracker(self.config.tracker, self.store.run_id, self.identity, self.config.root)
         try:
-            fidelity = FidelityLog(self.store.folder / "fidelity", self.unit)
             if pending:
+                fidelity = FidelityLog(self.store.work / "fidelity", self.unit, fidelity_elsewhere(self.store))
                 self._run_samples(pending, rows, fidelity, tracker)
-            status, reason = self._outcome(rows)
         except UsageError:
             raise
         except KeyboardInterrupt:
@@ -123,20 +133,34 @@ class AccuracyRun:
         except Exception as error:
             self._record_failure(rows, error, tracker)
             raise RunFailedError(f"run {self.store.run_id}: {one_line(error)}; finished samples are kept") from error
-        summary = self._summarize(rows, status, reason)
+        with self.store.publishing():
+            return self._finish(tracker)
+
+    def _finish(self, tracker: Tracker) -> int:
+        if len(self.store.finished_samples()) == len(self.prepared.samples) and self.store.published() is None:
+            self._absorb()
+        rows = self.store.finished_samples()
+        summary = self._summarize(rows, *self._outcome(rows))
         self.store.release_reserve()
         layers = summarise.layer_table(list(rows.values()))
         self.store.write_json("layers.json", layers)
+        fidelity = merged_fidelity(self.store.folder, self.unit)
         tracker.finish(summary, {"layers": layers, "fidelity_layers": fidelity.table()})
         fidelity.write_table(self.store.folder / "fidelity.csv")
         print_summary(summary)
         console.print(f"results: {self.store.folder}")
-        return INVALID_EXIT if status == "invalid" else 0
+        return INVALID_EXIT if summary["status"] == "invalid" else 0
+
+    def _absorb(self) -> None:
+        absorb_shards(self.store.folder, [(s.task, s.index) for s in self.prepared.samples], self.unit)
 
     def _outcome(self, rows: dict[tuple[str, int], dict[str, Any]]) -> tuple[str, str | None]:
         _, problem = summarise.validity(list(rows.values()), self.prepared.plan, self.static)
         if problem is not None:
             return "invalid", problem
+        remaining = len(self.prepared.samples) - len(rows)
+        if remaining:
+            return "partial", f"{remaining} of {len(self.prepared.samples)} samples are left to other shards"
         missing = [s.task for s in self.prepared.plan.skipped if s.source_missing]
         if missing:
             return "partial", f"no data for {', '.join(missing)}"
@@ -158,7 +182,8 @@ class AccuracyRun:
             dense_layers=len(engine.cache.layers) - len(engine.cache.method_layers),
             sliding_layers=engine.cache.sliding_layers,
         )
-        with RunProgress(len(self.prepared.samples), len(rows)) as progress:
+        self.store.write_json("engine.json", self.static)
+        with RunProgress(len(self.samples), len(self.samples) - len(pending)) as progress:
             for sample in pending:
                 progress.sample(sample.task, sample.index)
                 row = self._run_sample(engine, loaded, sample, fidelity)
@@ -252,6 +277,12 @@ class AccuracyRun:
     def _summarize(
         self, rows: dict[tuple[str, int], dict[str, Any]], status: str, reason: str | None
     ) -> dict[str, Any]:
+        with self.store.publishing():
+            return self.store.published() or self._write_summary(rows, status, reason)
+
+    def _write_summary(
+        self, rows: dict[tuple[str, int], dict[str, Any]], status: str, reason: str | None
+    ) -> dict[str, Any]:
         prepared = self.prepared
         ordered = [rows[s.task, s.index] for s in prepared.samples if (s.task, s.index) in rows]
         text = prepared.model.config.get_text_config(decoder=True)
@@ -260,8 +291,7 @@ class AccuracyRun:
         )
         timing, timing_reasons = summarise.timing(ordered)
         validity, _ = summarise.validity(ordered, prepared.plan, self.static)
-        fidelity = FidelityLog(self.store.folder / "fidelity", self.unit)
-        values, fidelity_reasons = fidelity.summary()
+        values, fidelity_reasons = merged_fidelity(self.store.folder, self.unit).summary()
         from ffd.methods import method_class
 
         summary = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +24,7 @@ TRACKERS = ("wandb", "none")
 EXECUTORS = ("auto", "fused", "reference")
 _KEYS = (
     "method", "model", "task", "runner", "executor", "tracker", "delta", "delta_unit", "seed", "out", "rerun",
-    "dry_run", "fidelity", "trace", "match", "calibrate",
+    "dry_run", "shard", "fidelity", "trace", "match", "calibrate",
     "engine",
 )  # fmt: skip
 ALIASES = ("delta", "delta_unit")
@@ -53,6 +54,8 @@ class RunConfig:
     calibrate: CalibrateOptions
     graph: bool | str
     prefill_chunk: int | None
+    shard: str | None
+    """``i/n``: run every n-th sample only; None runs all. Not part of the identity."""
 
     @property
     def fidelity_every(self) -> int:
@@ -126,6 +129,7 @@ def run_config(composed: Mapping[str, Any], *, multirun: bool = False) -> RunCon
         calibrate=calibrate_options(_mapping(values, "calibrate")),
         graph=engine["graph"],
         prefill_chunk=engine["prefill_chunk"],
+        shard=_shard(values),
     )
 
 
@@ -144,7 +148,7 @@ def _method(values: Mapping[str, Any], multirun: bool) -> dict[str, Any]:
     if "delta" in method:
         method["delta"] = _delta(method["delta"])
     if isinstance(method.get("deltas"), str):
-        method["deltas"] = read_margins(Path(method["deltas"]))
+        method["deltas"] = read_margins(Path(method["deltas"]), method)
     knobs = {knob: value for knob, value in method.items() if knob != "name"}
     try:
         create(method["name"], knobs)
@@ -156,20 +160,27 @@ def _method(values: Mapping[str, Any], multirun: bool) -> dict[str, Any]:
     return method
 
 
-def read_margins(path: Path) -> list[list[float]]:
+def read_margins(path: Path, method: Mapping[str, Any]) -> list[list[float]]:
     """Margins per layer and head from the ``method.yaml`` of a calibration.
 
-    The numbers themselves become part of the run's configuration and identity, not the file's name.
+    The numbers themselves become part of the run's configuration and identity, not the file's name. They hold for the
+    storage and rule they were found with, so the other knobs must be the same.
     """
     import yaml
 
     try:
         stored = yaml.safe_load(path.read_text())
-        return [list(row) for row in stored["deltas"]]
+        margins = [list(row) for row in stored["deltas"]]
     except OSError as error:
         raise UsageError(f"method.deltas={path}: cannot be read ({error.strerror})") from None
-    except (yaml.YAMLError, TypeError, KeyError):
+    except (yaml.YAMLError, UnicodeDecodeError, TypeError, KeyError):
         raise UsageError(f"method.deltas={path}: expected the method.yaml of runner=calibrate, with deltas") from None
+    for knob, value in stored.items():
+        if knob not in ("delta", "deltas") and method.get(knob) != value:
+            raise UsageError(
+                f"method.{knob}={method.get(knob)}: expected {value}, with which method.deltas={path} was calibrated"
+            )
+    return margins
 
 
 def _delta(value: Any) -> float:
@@ -180,6 +191,18 @@ def _delta(value: Any) -> float:
     if not delta >= 0:
         raise UsageError(f"delta={value}: expected a number >= 0 (natural-log units; inf keeps everything)")
     return delta
+
+
+def _shard(values: Mapping[str, Any]) -> str | None:
+    value = values.get("shard")
+    if value is None:
+        return None
+    found = re.fullmatch(r"([1-9]\d*)/([1-9]\d*)", str(value))
+    if found is None or int(found[1]) > int(found[2]):
+        raise UsageError(f"shard={value}: expected i/n with 1 <= i <= n, e.g. 1/4")
+    if values["runner"] != "accuracy":
+        raise UsageError(f"shard={value}: runner={values['runner']} is not divided; only runner=accuracy is")
+    return str(value)
 
 
 def _mapping(values: Mapping[str, Any], key: str) -> dict[str, Any]:

@@ -22,10 +22,13 @@ class FidelityLog:
         Where the files are kept; absent before the first sample.
     unit
         Tokens per page of the page-level metrics: the method's own block or page.
+    elsewhere
+        Samples that another log of the same run covers; keeping them again does nothing.
     """
 
-    def __init__(self, folder: Path, unit: int) -> None:
+    def __init__(self, folder: Path, unit: int, elsewhere: frozenset[str] = frozenset()) -> None:
         self.folder = folder
+        self._elsewhere = elsewhere
         self.probe = FidelityProbe(unit)
         current = read_json(folder / "current.json")
         self._covered: list[str] = current["samples"] if current else []
@@ -39,10 +42,34 @@ class FidelityLog:
     def keep(self, task: str, index: int) -> None:
         """The sample finished: add what was observed, once, and put the sum on the disk."""
         observed, name = self.probe.take(), f"{task}/{index}"
-        if name in self._covered or not (observed.layers or observed.dense_calls):
+        if name in self._covered or name in self._elsewhere or not (observed.layers or observed.dense_calls):
             return
+        self._add(observed, [name])
+
+    def absorb(self, other: FidelityLog) -> None:
+        """Add another log of the same run, once; its samples must all be new, or all be in already.
+
+        Raises
+        ------
+        ValueError
+            If only some of them are in: sums cannot be taken apart.
+        """
+        new = [name for name in other._covered if name not in self._covered]
+        if not new:
+            return
+        if len(new) < len(other._covered):
+            raise ValueError(f"{other.folder}: shares samples with {self.folder}")
+        self._add(other.state, new)
+
+    @staticmethod
+    def covered_by(folder: Path) -> list[str]:
+        """Names (``task/index``) of the samples in a log."""
+        current = read_json(folder / "current.json")
+        return list(current["samples"]) if current else []
+
+    def _add(self, observed: FidelityState, names: list[str]) -> None:
         self.state = self.state.merge(observed)
-        self._covered.append(name)
+        self._covered.extend(names)
         previous, self._file = self._file, f"sum-of-{len(self._covered)}.safetensors"
         self.folder.mkdir(exist_ok=True)
         self.state.save(self.folder / self._file)

@@ -140,5 +140,5 @@ def _meaning(job: Job) -> str:
     except UsageError:
         # It will fail as a job of its own, and the sweep's table says why.
         return json.dumps(composed, sort_keys=True)
-    rest = {key: composed.get(key) for key in ("executor", "shard", "out", "rerun", "dry_run")}
-    return json.dumps([config.resolved(), rest], sort_keys=True, default=str)
+    resolved = {"method": dict(config.method), "delta": None, "delta_unit": None}
+    return json.dumps({**composed, **resolved}, sort_keys=True, default=str)

@@ -10,9 +10,11 @@ from __future__ import annotations
 import errno
 import fcntl
 import json
+import math
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
@@ -47,22 +49,40 @@ class RunStore:
             self._lock = (self.folder / ".lock").open("w")
         except OSError as error:
             raise UsageError(f"out={root}: cannot be written ({error.strerror})") from None
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise UsageError(f"run {run_id}: another process is writing it") from None
         self._samples: IO[bytes] | None = None
+        self.take_locks()
         announce_run(run_id)
+
+    def take_locks(self, *, shared: bool = False) -> None:
+        """Hold the run, alone or together with others that share it; raise `UsageError` if that cannot be."""
+        try:
+            fcntl.flock(self._lock, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+        except OSError:
+            raise UsageError(f"run {self.run_id}: another process is writing it") from None
+
+    @property
+    def work(self) -> Path:
+        """Where this process writes samples and fidelity."""
+        return self.folder
 
     @property
     def samples_path(self) -> Path:
         """The file of finished samples."""
-        return self.folder / "samples.jsonl"
+        return self.work / "samples.jsonl"
 
     @property
     def reserve_path(self) -> Path:
         """Ballast, see `_RESERVE_BYTES`."""
-        return self.folder / ".reserve"
+        return self.work / ".reserve"
+
+    @contextmanager
+    def publishing(self) -> Iterator[None]:
+        """Hold the files that several processes of one run may write; alone, there is nothing to hold."""
+        yield
+
+    def published(self) -> dict[str, Any] | None:
+        """The summary, if another process of the same run has finished it meanwhile."""
+        return None
 
     def summary(self) -> dict[str, Any] | None:
         """The stored summary, or None before the run began."""
@@ -81,21 +101,8 @@ class RunStore:
 
     def finished_samples(self) -> dict[tuple[str, int], dict[str, Any]]:
         """Samples already done, by task and index; a line torn by a kill is cut off for good."""
-        done: dict[tuple[str, int], dict[str, Any]] = {}
-        if not self.samples_path.exists():
-            return done
-        intact = 0
-        with self.samples_path.open("rb") as file:
-            for line in file:
-                if not line.endswith(b"\n"):
-                    break
-                try:
-                    row = json.loads(line)
-                    done[row["task"], row["index"]] = row
-                except (ValueError, KeyError):
-                    break
-                intact += len(line)
-        if intact < self.samples_path.stat().st_size:
+        done, intact = _intact_samples(self.samples_path)
+        if self.samples_path.exists() and intact < self.samples_path.stat().st_size:
             with self.samples_path.open("r+b") as file:
                 file.truncate(intact)
         return done
@@ -104,7 +111,7 @@ class RunStore:
         """Append one finished sample and wait until it is on the disk."""
         if self._samples is None:
             self._samples = self.samples_path.open("ab", buffering=0)
-        line = json.dumps(row, ensure_ascii=False).encode() + b"\n"
+        line = _line(row)
         start = os.fstat(self._samples.fileno()).st_size
         try:
             written = self._samples.write(line)
@@ -121,7 +128,7 @@ class RunStore:
 
     def write_json(self, name: str, value: Any) -> None:
         """Write a JSON file of the run atomically."""
-        self.write_text(name, json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+        self.write_text(name, json.dumps(json_ready(value), indent=2, ensure_ascii=False, allow_nan=False) + "\n")
 
     def reserve(self) -> None:
         """Put the ballast in place."""
@@ -145,6 +152,41 @@ class RunStore:
         self._lock.close()
 
 
+def read_samples(path: Path) -> dict[tuple[str, int], dict[str, Any]]:
+    """Whole rows of a file of samples by task and index, none where there is no file; nothing is changed."""
+    return _intact_samples(path)[0]
+
+
+def write_samples(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Write a whole file of samples atomically."""
+    write_atomically(path, b"".join(_line(row) for row in rows))
+
+
+def _intact_samples(path: Path) -> tuple[dict[tuple[str, int], dict[str, Any]], int]:
+    """Rows up to the first line that a kill tore, and the bytes they take."""
+    done: dict[tuple[str, int], dict[str, Any]] = {}
+    intact = 0
+    try:
+        lines = path.read_bytes().splitlines(keepends=True)
+    except FileNotFoundError:
+        return done, 0
+    for line in lines:
+        try:
+            row = json.loads(line)
+            key = row["task"], row["index"]
+        except (ValueError, KeyError, TypeError):
+            break
+        if not line.endswith(b"\n"):
+            break
+        done[key] = row
+        intact += len(line)
+    return done, intact
+
+
+def _line(row: Mapping[str, Any]) -> bytes:
+    return json.dumps(row, ensure_ascii=False).encode() + b"\n"
+
+
 def write_atomically(path: Path, data: bytes) -> None:
     """Write a file so that readers see the old or the new content, never a part."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
@@ -156,6 +198,17 @@ def write_atomically(path: Path, data: bytes) -> None:
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def json_ready(value: Any) -> Any:
+    """The value with non-finite numbers, which JSON does not have, as the strings that the command line takes."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if isinstance(value, Mapping):
+        return {key: json_ready(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [json_ready(item) for item in value]
+    return value
 
 
 def read_json(path: Path) -> Any:
