@@ -64,6 +64,8 @@ class Plan:
     tasks: tuple[str, ...]
     samples_per_task: Mapping[str, int]
     skipped: tuple[Skipped, ...] = ()
+    covers_benchmark: bool = True
+    """False where tasks of the benchmark are left out, by choice or necessity: averages are then partial."""
     official: bool = True
     """False where data or template differ from the official protocol."""
     notes: tuple[str, ...] = ()

@@ -83,6 +83,18 @@ class AccuracyRun:
         return self.prepared.samples if shard is None else shard.own(self.prepared.samples)
 
     @property
+    def _method(self) -> Any:
+        from ffd.methods import create
+
+        knobs = dict(self.config.method)
+        return create(knobs.pop("name"), knobs)
+
+    @property
+    def _all_dense(self) -> bool:
+        layers = self.prepared.model.config.get_text_config(decoder=True).num_hidden_layers
+        return bool(self._method.dense_layers >= layers)
+
+    @property
     def unit(self) -> int:
         """Tokens of the method's block or page, 16 where it has neither."""
         knobs = self.config.method
@@ -205,22 +217,23 @@ class AccuracyRun:
     def _engine(self, loaded: LoadedModel, fidelity: FidelityLog) -> Any:
         from ffd.cache import UnsupportedModelError
         from ffd.engine import Engine
-        from ffd.methods import KnobError, create
+        from ffd.methods import KnobError
 
-        method = dict(self.config.method)
         capacity = max(self.prepared.prompt_tokens(s) + s.max_new_tokens for s in self.prepared.samples)
         chunk = self.config.prefill_chunk
         if chunk is None and loaded.device.startswith("cuda"):
             chunk = _GPU_PREFILL_CHUNK
         try:
+            # Where every layer is dense by configuration, exact keys would be kept for nothing.
+            probing = self.config.fidelity_every > 0 and not self._all_dense
             return Engine(
                 loaded.model,
-                create(method.pop("name"), method),
+                self._method,
                 capacity=capacity,
                 executor=self.config.executor,
                 graph=self.config.graph,
                 prefill_chunk=chunk,
-                probe=fidelity.probe if self.config.fidelity_every else None,
+                probe=fidelity.probe if probing else None,
                 probe_every=self.config.fidelity_every or 1,
             )
         except (UnsupportedModelError, KnobError) as error:
@@ -292,14 +305,14 @@ class AccuracyRun:
         timing, timing_reasons = summarise.timing(ordered)
         validity, _ = summarise.validity(ordered, prepared.plan, self.static)
         values, fidelity_reasons = merged_fidelity(self.store.folder, self.unit).summary()
-        from ffd.methods import method_class
-
+        if self._all_dense:
+            fidelity_reasons = dict.fromkeys(fidelity_reasons, "all layers are dense by configuration")
         summary = {
             "run_id": self.store.run_id,
             "status": status,
             "reason": reason,
             "method": dict(self.config.method),
-            "reads_everything": method_class(self.config.method["name"]).reads_everything,
+            "reads_everything": self._method.reads_everything,
             "model": {"name": prepared.model.name, "revision": prepared.model.revision},
             "task": prepared.task,
             "accuracy": summarise.accuracy(prepared.suite, prepared.plan, ordered),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -71,13 +71,14 @@ def prepare(config: RunConfig) -> Prepared:
         raise UsageError(str(error)) from None
     except TypeError as error:
         raise UsageError(f"model: {error}") from None
-    plan = Plan(
-        tasks=tuple(t for t in plan.tasks if t not in {m.task for m in missing}),
-        samples_per_task=plan.samples_per_task,
-        skipped=(*plan.skipped, *missing),
-        official=plan.official,
-        notes=plan.notes,
-    )
+    if missing:
+        lost = {m.task for m in missing}
+        plan = replace(
+            plan,
+            tasks=tuple(t for t in plan.tasks if t not in lost),
+            skipped=(*plan.skipped, *missing),
+            covers_benchmark=False,
+        )
     if not plan.tasks:
         reasons = "; ".join(f"{s.task}: {s.reason}" for s in plan.skipped)
         raise UsageError(f"task={task['name']}: no task can be run ({reasons})")

@@ -34,7 +34,7 @@ def accuracy(suite: Suite, plan: Plan, rows: Sequence[Row]) -> dict[str, Any]:
             "truncated": sum(bool(r["truncated"]) for r in own),
         }
     result.update(averages)
-    result["average_partial"] = bool(plan.skipped) or any(not own for own in by_task.values())
+    result["average_partial"] = not plan.covers_benchmark or any(not own for own in by_task.values())
     return result
 
 

@@ -21,9 +21,20 @@ from tests.ruler_tokenizer import build
 from tests.tiny import tiny_model
 
 ROOT = Path(run.__file__).parent
-SAMPLE_KEYS = (
-    "task index prompt_fingerprint bos_count truncated prediction references score prompt_tokens new_tokens seconds ledger"
-).split()
+SAMPLE_KEYS = [
+    "task",
+    "index",
+    "prompt_fingerprint",
+    "bos_count",
+    "truncated",
+    "prediction",
+    "references",
+    "score",
+    "prompt_tokens",
+    "new_tokens",
+    "seconds",
+    "ledger",
+]
 LAYERS = 2
 
 
@@ -230,6 +241,28 @@ def test_dry_run_estimates_and_runs_nothing(command, tmp_path, monkeypatch, caps
     err = capsys.readouterr().err
     assert "4 samples to run" in err
     assert not list((tmp_path / "out").rglob("samples.jsonl"))
+
+
+def test_an_infinite_margin_keeps_everything(command, tmp_path, monkeypatch):
+    # JSON has no infinity: the summary once could not be written.
+    arguments = [a for a in command if not a.startswith(("delta=", "task.samples"))]
+    assert invoke([*arguments, "delta=inf", "task.samples=1"], monkeypatch) == 0
+    summary = json.loads((only_run(tmp_path) / "summary.json").read_text())
+    assert summary["method"]["delta"] == "inf"
+    assert summary["sparsity"]["keep_io"] == 1.0
+
+
+def test_dense_counts_its_steps_as_dense_and_has_nothing_to_compare(command, tmp_path, monkeypatch):
+    arguments = [a for a in command if not a.startswith(("delta=", "task.samples"))]
+    assert invoke([*arguments, "method=dense", "task.samples=1"], monkeypatch) == 0
+    summary = json.loads((only_run(tmp_path) / "summary.json").read_text())
+    validity = summary["validity"]
+    assert (validity["sparse_steps"], validity["dense_steps"]) == (0, validity["expected_steps"])
+    assert validity["dense_layers"] == LAYERS
+    assert summary["sparsity"] | {"keep_head": 1.0, "keep_io": 1.0, "sparsity": 0.0} == summary["sparsity"]
+    assert summary["fidelity"]["mass_recall"] is None
+    assert summary["null_reasons"]["fidelity.mass_recall"] == "all layers are dense by configuration"
+    assert summary["accuracy"]["average_partial"] is True
 
 
 def test_prompts_runner_writes_the_official_fields(command, tmp_path, monkeypatch):

@@ -39,13 +39,16 @@ def make_plan(config: LongBenchConfig, source: RowSource, prompting: Prompting) 
             else:
                 skipped.append(Skipped(task, "no row of this length"))
     notes = (*prompting.notes, *departures, *_partial(config, counts))
-    return Plan(tuple(counts), counts, tuple(skipped), official=not departures, notes=notes)
+    partial = bool(_partial(config, counts))
+    return Plan(
+        tuple(counts), counts, tuple(skipped), covers_benchmark=not partial, official=not departures, notes=notes
+    )
 
 
 def empty_plan(config: LongBenchConfig, reason: str) -> Plan:
     """The plan where no data can be had at all."""
     skipped = [skip for dataset in config.datasets for skip in _missing(config, dataset, reason)]
-    return Plan((), {}, tuple(skipped), official=False, notes=_partial(config, {}))
+    return Plan((), {}, tuple(skipped), covers_benchmark=False, official=False, notes=_partial(config, {}))
 
 
 def _missing(config: LongBenchConfig, dataset: Dataset, reason: str) -> list[Skipped]:

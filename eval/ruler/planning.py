@@ -41,7 +41,14 @@ def make_plan(suite: RulerSuite) -> Plan:
     if not tasks:
         _refuse(config.length, skipped)
     notes, official = _provenance(suite, tasks)
-    return Plan(tasks, dict.fromkeys(tasks, config.samples), tuple(skipped), official, tuple(notes))
+    return Plan(
+        tasks,
+        dict.fromkeys(tasks, config.samples),
+        tuple(skipped),
+        covers_benchmark=len(tasks) == len(TASKS),
+        official=official,
+        notes=tuple(notes),
+    )
 
 
 def _refuse(length: int, skipped: list[Skipped]) -> None:
