@@ -24,7 +24,7 @@ from experiments.fidelity_log import FidelityLog
 from experiments.laws import laws_of_a_run
 from experiments.lifecycle import Rows, StudyRun, code_and_machine
 from experiments.progress import console
-from experiments.table import number
+from experiments.table import number, results
 from experiments.tracker import Tracker
 from experiments.trajectory import Probes, dense_continuation, make_engine, make_method, observer
 from experiments.workload import Item, Workload, load_workload
@@ -235,17 +235,17 @@ def print_fidelity(summary: dict[str, Any]) -> None:
         ("same likeliest token", p["top1_agreement"], 4),
     ):
         out.add_row(name, number(value, digits))
-    console.print(out)
+    results().print(out)
     print_broken(summary["laws"])
-    console.print(f"counted: {summary['counted']}")
+    results().print(f"counted: {summary['counted']}")
     status = summary["status"] + (f": {summary['reason']}" if summary["reason"] else "")
-    console.print(f"status {status} · run {summary['run_id']}")
+    results().print(f"status {status} · run {summary['run_id']}")
 
 
 def print_broken(laws: list[dict[str, Any]]) -> None:
     """Name the laws that do not hold, or say that all do."""
     broken = [law for law in laws if not law["holds"]]
     for law in broken:
-        console.print(f"BROKEN LAW: {law['law']}: {law['detail']}")
+        results().print(f"BROKEN LAW: {law['law']}: {law['detail']}")
     if not broken:
-        console.print(f"all {len(laws)} sanity laws hold")
+        results().print(f"all {len(laws)} sanity laws hold")

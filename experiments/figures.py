@@ -168,6 +168,33 @@ def against_sparsity(folder: Path, name: str, rows: Sequence[Row], metric: str, 
     draw(folder, name, data, plot, (8, 3.4))
 
 
+def margin_map(folder: Path, rows: Sequence[Row]) -> None:
+    """Calibrated margin of every layer and query head."""
+
+    def plot(figure: Any) -> None:
+        axes = figure.subplots()
+        layers, heads = (sorted({r[key] for r in rows}) for key in ("layer", "head"))
+        value = {(r["layer"], r["head"]): r["delta_nats"] for r in rows}
+        image = axes.imshow([[value[x, h] for x in layers] for h in heads], aspect="auto", origin="lower", vmax=16)
+        axes.set(xlabel="position of the layer", ylabel="query head")
+        figure.colorbar(image, ax=axes, label="margin, nats", extend="max")
+
+    draw(folder, "margins", rows, plot, (6, 3.2))
+
+
+def margin_curves(folder: Path, rows: Sequence[Row]) -> None:
+    """Recall and bytes read at each margin, all heads at the same one."""
+
+    def plot(figure: Any) -> None:
+        axes = figure.subplots()
+        for key in ("mass_recall", "mass_recall_own", "bytes_ratio"):
+            axes.plot([r["margin_nats"] for r in rows], [r[key] for r in rows], marker=".", label=key)
+        axes.set(xlabel="margin of every head, nats", xlim=(0, 16), ylim=(0, 1.02))
+        axes.legend(frameon=False)
+
+    draw(folder, "margin_curves", rows, plot, (6, 3.2))
+
+
 def _middle(low: float | None, high: float | None) -> float:
     if low is None or high is None:
         return float(high if low is None else low)  # type: ignore[arg-type]

@@ -13,7 +13,7 @@ def print_summary(summary: Mapping[str, Any], console: Console | None = None) ->
     """Print a stored summary; the same for a run that just ended and one found finished."""
     out = console or Console(highlight=False, soft_wrap=True)
     method, model, task = summary["method"], summary["model"], summary["task"]
-    knobs = ", ".join(f"{k}={v}" for k, v in method.items() if k != "name" and v is not None)
+    knobs = ", ".join(f"{k}={knob_text(v)}" for k, v in method.items() if k != "name" and v is not None)
     accuracy = summary["accuracy"]
     title = f"{task['name']} · {model['name']} · {method['name']}" + (f" ({knobs})" if knobs else "")
     table = Table(title=title, title_justify="left", caption_justify="left")
@@ -47,6 +47,19 @@ def print_summary(summary: Mapping[str, Any], console: Console | None = None) ->
     out.print(_validity_line(summary))
     status = summary["status"] + (f": {summary['reason']}" if summary.get("reason") else "")
     out.print(f"status {status} · run {summary['run_id']}")
+
+
+def results() -> Console:
+    """Where results are printed: standard output, wide enough for a table where it is no terminal."""
+    console = Console(highlight=False, soft_wrap=True)
+    return console if console.is_terminal else Console(highlight=False, soft_wrap=True, width=160)
+
+
+def knob_text(value: Any) -> str:
+    """A knob's value, or its shape where it is a table."""
+    if isinstance(value, list) and value and isinstance(value[0], list):
+        return f"[{len(value)} x {len(value[0])}]"
+    return str(value)
 
 
 def number(value: float | None, digits: int) -> str:

@@ -1,0 +1,194 @@
+"""What each margin keeps and loses, per layer and head: curves over recorded traces, and their inversion."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
+from typing import Protocol, cast
+
+import torch
+from torch import Tensor
+
+from eval.fidelity.metrics import ExactStep, lse_errors
+from eval.fidelity.replay import ReplayStep, replay_steps
+from eval.fidelity.traces import Trace
+from ffd.ledger import Ledger
+from ffd.methods import Method
+
+MARGINS = (*(x / 4 for x in range(16)), *(x / 2 for x in range(8, 16)), 8.0, 9.0, 10.0, 12.0, 16.0, 24.0, 64.0)
+"""Margins tried, in nats; the last keeps everything that a float32 softmax can tell from zero."""
+
+
+class MarginStorage(Protocol):
+    """A layer whose rule has one margin per query head on the device."""
+
+    delta_nats: Tensor
+    """float32 [Hq], nats."""
+
+
+@dataclass(frozen=True)
+class Curves:
+    """Means over recorded steps at each margin, all heads at the same one; ``D`` margins, ``L`` layers."""
+
+    margins: tuple[float, ...]
+    layers: tuple[int, ...]
+    recall: Tensor
+    """float64 [D, L, Hq]: mass recall of what the head attends to."""
+    recall_own: Tensor
+    """float64 [D, L, Hq]: mass recall of the head's own selection, whatever its group loads."""
+    lse: Tensor
+    """float64 [D, L, Hq]: logsumexp error, nats."""
+    lse_own: Tensor
+    """float64 [D, L, Hq]: the same over the head's own selection."""
+    bytes_read: Tensor
+    """float64 [D, L, Hkv]."""
+    dense_bytes: Tensor
+    """float64 [L, Hkv]."""
+
+    @property
+    def bytes_ratio(self) -> Tensor:
+        """float64 [D, L, Hkv]."""
+        return self.bytes_read / self.dense_bytes
+
+
+@torch.inference_mode()
+def margin_curves(
+    traces: Sequence[Trace], method: Method, margins: Sequence[float] = MARGINS, executor: str = "auto"
+) -> Curves:
+    """Measure every margin in one pass over the traces.
+
+    Parameters
+    ----------
+    traces
+        Of the same layers, on the device to run on.
+    method
+        Its layers must have one margin per query head, ``delta_nats``.
+    margins
+        Ascending, nats.
+    executor
+        ``auto``, ``fused`` or ``reference``; decides how storages are filled.
+
+    Raises
+    ------
+    ValueError
+        If there are no traces, they differ in layers, or the method has no margin per head.
+    """
+    if not traces or any(trace.layers != traces[0].layers for trace in traces):
+        raise ValueError(f"{len(traces)} traces: expected at least one, all of the same layers")
+    sums: list[list[Tensor]] = [[] for _ in traces[0].layers]
+    spent: list[list[Tensor]] = [[] for _ in traces[0].layers]
+    steps = torch.zeros(len(sums), dtype=torch.float64)
+    for trace in traces:
+        by_layer = groupby(replay_steps(trace, method, executor), key=lambda step: step.layer)
+        for position, (_, own) in enumerate(by_layer):
+            values, read, count = _layer(own, margins, trace.scale)
+            sums[position].append(values)
+            spent[position].append(read)
+            steps[position] += count
+    total = torch.stack([torch.stack(parts).sum(dim=0) for parts in sums]) / steps[:, None, None, None]
+    read = torch.stack([torch.stack(parts).sum(dim=0) for parts in spent])  # [L, D + 1, Hkv]
+    recall, recall_own, lse, lse_own = total.permute(1, 2, 0, 3)
+    return Curves(
+        tuple(margins),
+        traces[0].layers,
+        recall,
+        recall_own,
+        lse,
+        lse_own,
+        bytes_read=read[:, :-1].transpose(0, 1),
+        dense_bytes=read[:, -1],
+    )
+
+
+def _layer(steps: Iterable[ReplayStep], margins: Sequence[float], scale: float) -> tuple[Tensor, Tensor, float]:
+    """Sums over a layer's steps: [4, D, Hq]; bytes read at each margin and by dense, [D + 1, Hkv]; rows counted."""
+    values: Tensor | None = None
+    ledgers: list[Ledger] = []
+    count = 0.0
+    last: ReplayStep | None = None
+    for last in steps:
+        storage, geometry = last.storage, last.storage.geometry
+        if not hasattr(storage, "delta_nats"):
+            raise ValueError(f"method {type(storage).__name__}: has no margin per head (delta_nats)")
+        if not ledgers:
+            shape = (geometry.batch_size, geometry.num_kv_heads, geometry.num_query_heads)
+            ledgers = [Ledger(*shape, geometry.device, last.storage.rows.active) for _ in margins]
+            values = torch.zeros(4, len(margins), geometry.num_query_heads, dtype=torch.float64)
+        assert values is not None
+        kept = cast(MarginStorage, storage).delta_nats.clone()
+        reference = last.dense.select(last.q, scale)
+        exact = ExactStep(reference.scores, reference.lengths)
+        active = last.active[:, None].double()
+        for d, margin in enumerate(margins):
+            cast(MarginStorage, storage).delta_nats.fill_(margin)
+            selection = storage.select(last.q, scale)
+            alone = replace(selection, attended=selection.selected)
+            observed = torch.stack(
+                [
+                    (exact.probabilities * selection.attended).sum(dim=-1),
+                    (exact.probabilities * selection.selected).sum(dim=-1),
+                    lse_errors(exact, selection)["lse_error"].value,
+                    lse_errors(exact, alone)["lse_error"].value,
+                ]
+            )
+            values[:, d] += (observed * active).sum(dim=1).cpu()
+            scanned = selection.scanned[:, None] if selection.scanned.ndim == 1 else selection.scanned
+            union = selection.union(geometry.num_kv_heads)
+            ledgers[d].record(selection.lengths, selection.selected, union, scanned, selection.estimated)
+        cast(MarginStorage, storage).delta_nats.copy_(kept)
+        count += float(active.sum())
+    assert values is not None
+    assert last is not None
+    stages = [torch.stack(list(last.storage.bytes_read(ledger.counts()).values())) for ledger in ledgers]
+    read = [stage.sum(dim=(0, 1)) for stage in stages]
+    dense = last.storage.dense_bytes(ledgers[0].counts()).sum(dim=0)
+    return values, torch.stack([*read, dense]), count
+
+
+def invert(curves: Curves, target: str, value: float, per: str) -> Tensor:
+    """Margins that meet a target on the curves' own steps.
+
+    Parameters
+    ----------
+    curves
+        As measured.
+    target
+        ``mass_recall`` (at least ``value``), ``lse_error`` (at most ``value`` nats) or ``bytes_ratio`` (at most
+        ``value``).
+    value
+        The target.
+    per
+        ``global``: one margin. ``layer``: one per layer. ``head``: one per query head, met by the head's own selection,
+        so that it holds whatever the other heads of its group load; for ``bytes_ratio`` one per kv head.
+
+    Returns
+    -------
+    Tensor
+        float64 [L, Hq], nats: the smallest margin tried that meets a floor of quality, the largest that meets a ceiling
+        of bytes. The largest one tried where no margin is enough, the smallest where each is too much.
+    """
+    shape = curves.recall.shape[1:]
+    if target == "bytes_ratio":
+        curve = _pooled(curves.bytes_read, per) / _pooled(curves.dense_bytes[None], per)
+        meets = curve <= value
+        chosen = (meets.sum(dim=0) - 1).clamp(min=0)
+        chosen = chosen.repeat_interleave(shape[1] // chosen.shape[1], dim=1) if per == "head" else chosen
+    else:
+        own = per == "head"
+        if target == "mass_recall":
+            meets = _averaged(curves.recall_own if own else curves.recall, per) >= value
+        else:
+            meets = _averaged(curves.lse_own if own else curves.lse, per) <= value
+        chosen = torch.where(meets.any(dim=0), meets.int().argmax(dim=0), len(curves.margins) - 1)
+    return torch.tensor(curves.margins, dtype=torch.float64)[chosen].expand(shape).clone()
+
+
+def _pooled(x: Tensor, per: str) -> Tensor:
+    dims = {"global": (1, 2), "layer": (2,), "head": ()}[per]
+    return x.sum(dim=dims, keepdim=True) if dims else x
+
+
+def _averaged(x: Tensor, per: str) -> Tensor:
+    dims = {"global": (1, 2), "layer": (2,), "head": ()}[per]
+    return x.mean(dim=dims, keepdim=True) if dims else x

@@ -1,0 +1,39 @@
+"""Traces of prompts along the dense trajectory, for calibration and matched comparison."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from eval.fidelity.traces import TraceRecorder
+from eval.models import LoadedModel
+from experiments.config import RunConfig
+from experiments.trajectory import dense_continuation, make_engine, observer
+from experiments.workload import Item, Workload
+from ffd.methods.dense import Dense
+from ffd.teacher import forced_logits
+
+
+def record_traces(
+    config: RunConfig, workload: Workload, loaded: LoadedModel, items: Sequence[Item], folder: Path
+) -> Iterator[tuple[Item, Path, int]]:
+    """Follow each prompt by dense attention and keep queries, keys and values of all layers.
+
+    Yields
+    ------
+    tuple
+        The prompt, its trace, and the steps recorded: 0, without a file, where the answer was a single token.
+    """
+    dense = make_engine(config, workload, loaded, Dense(), graph=config.graph)
+    recorder = TraceRecorder([handle.layer_idx for handle in dense.cache.handles], values=True)
+    beside = observer(config, workload, loaded, Dense(), recorder, max(1, config.fidelity.every))
+    for item in items:
+        continuation = dense_continuation(dense, loaded, item)
+        recorder.start()
+        for _ in forced_logits(beside, [item.prompt], [continuation]):
+            pass
+        path = folder / f"{item.task}-{item.index}.safetensors"
+        steps = -(-(len(continuation) - 1) // max(1, config.fidelity.every))
+        if steps:
+            recorder.take(f"{workload.model.name}, {item.task} {item.index}").save(path)
+        yield item, path, steps

@@ -1,0 +1,192 @@
+"""Calibration and matched comparison: curves, their inversion, and both runners on a tiny random model."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+import yaml
+
+from eval.fidelity import pair_means
+from eval.fidelity.curves import Curves, invert, margin_curves
+from eval.fidelity.replay import replay, replay_with_ledger
+from eval.fidelity.traces import Trace, TraceRecorder
+from experiments.match import replay_cost, search
+from ffd import FFD, Dense, Engine
+from ffd.methods import SearchKnob, create
+from tests.fidelity_runs import SMALL_FFD, common, invoke, summary_of, the_run, tiny_folder
+from tests.tiny import random_prompt, tiny_model
+
+__all__ = ["tiny_folder"]
+
+METHOD = FFD(block_size=64, sub_block=16, n_sink=4, n_local=16)
+MARGINS = (0.0, 0.5, 1.0, 2.0, 4.0, 64.0)
+
+
+@pytest.fixture(scope="module")
+def trace() -> Trace:
+    recorder = TraceRecorder([0, 1])
+    engine = Engine(
+        tiny_model("llama", heads=6, kv_heads=2), Dense(), capacity=200, batch_size=2, probe=recorder, probe_every=3
+    )
+    engine.generate([random_prompt(150, 1), random_prompt(122, 2)], 12)
+    return recorder.take()
+
+
+@pytest.fixture(scope="module")
+def curves(trace: Trace) -> Curves:
+    return margin_curves([trace], METHOD, MARGINS)
+
+
+@pytest.mark.parametrize("index", range(len(MARGINS)))
+def test_a_point_of_the_curves_is_a_replay_at_that_margin(trace: Trace, curves: Curves, index: int) -> None:
+    state, reports = replay_with_ledger(trace, replace(METHOD, delta=MARGINS[index]))
+    for name, curve in (
+        ("mass_recall", curves.recall),
+        ("mass_recall_selected", curves.recall_own),
+        ("lse_error", curves.lse),
+    ):
+        torch.testing.assert_close(curve[index], pair_means(state, name))
+    for layer, report in enumerate(reports):
+        assert float(curves.bytes_read[index, layer].sum()) == sum(report.bytes_read.values())
+        assert float(curves.dense_bytes[layer].sum()) == report.dense_bytes
+
+
+def test_recall_and_bytes_never_fall_with_the_margin(curves: Curves) -> None:
+    for curve in (curves.recall, curves.recall_own, curves.bytes_read):
+        assert (curve.diff(dim=0) >= -1e-12).all()
+    assert curves.recall_own[-1].min() == pytest.approx(1.0)
+
+
+def test_margins_per_head_meet_the_target_whatever_the_group_loads(trace: Trace, curves: Curves) -> None:
+    found = invert(curves, "mass_recall", 0.9, "head")
+    assert found.unique().numel() > 1
+    state = replay(trace, replace(METHOD, deltas=tuple(map(tuple, found.tolist()))))
+    assert (pair_means(state, "mass_recall_selected") >= 0.9).all()
+    # Minimal: the next smaller margin would not do.
+    for layer, head in ((0, 0), (1, 5)):
+        position = MARGINS.index(float(found[layer, head]))
+        assert position == 0 or curves.recall_own[position - 1, layer, head] < 0.9
+
+
+def test_layer_and_global_margins_meet_the_mean(trace: Trace, curves: Curves) -> None:
+    for per in ("layer", "global"):
+        found = invert(curves, "mass_recall", 0.9, per)
+        assert (found == found[:, :1]).all()
+        state = replay(trace, replace(METHOD, deltas=tuple(map(tuple, found.tolist()))))
+        means = pair_means(state, "mass_recall")
+        assert (means.mean(dim=1) >= 0.9).all() if per == "layer" else means.mean() >= 0.9
+    assert invert(curves, "mass_recall", 0.9, "global").unique().numel() == 1
+
+
+def test_a_ceiling_of_bytes_is_the_largest_margin_below_it(trace: Trace, curves: Curves) -> None:
+    ceiling = float(curves.bytes_ratio[1].max())  # within reach of every kv head
+    for per in ("global", "layer", "head"):
+        found = invert(curves, "bytes_ratio", ceiling, per)
+        _, reports = replay_with_ledger(trace, replace(METHOD, deltas=tuple(map(tuple, found.tolist()))))
+        ratio = sum(sum(r.bytes_read.values()) for r in reports) / sum(r.dense_bytes for r in reports)
+        assert ratio <= ceiling + 1e-9
+        assert 0.5 <= float(found.min()) <= float(found.max()) < 64.0
+        # Heads that share a kv head share what it reads.
+        assert per != "head" or torch.equal(found[:, :3], found[:, :1].expand(-1, 3))
+
+
+def test_lse_and_targets_out_of_reach(curves: Curves) -> None:
+    found = invert(curves, "lse_error", 0.05, "head")
+    chosen = torch.tensor([[MARGINS.index(x) for x in row] for row in found.tolist()])
+    assert (curves.lse_own.gather(0, chosen[None])[0] <= 0.05).all()
+    assert (invert(curves, "lse_error", 1e-12, "global") == 64.0).all()
+    assert (invert(curves, "bytes_ratio", 1e-6, "layer") == 0.0).all()
+
+
+def test_methods_without_a_margin_per_head_have_no_curves(trace: Trace) -> None:
+    with pytest.raises(ValueError, match="QuestLayer: has no margin per head"):
+        margin_curves([trace], create("quest"), MARGINS)
+
+
+def test_the_runner_writes_what_ffd_accepts(tiny_folder: Any, tmp_path: Any, monkeypatch: Any, capsys: Any) -> None:
+    arguments = ["runner=calibrate", "calibrate.value=0.9", *SMALL_FFD, *common(tiny_folder, tmp_path, samples=4)]
+    assert invoke(arguments, monkeypatch) == 0
+    folder = the_run(tmp_path)
+    summary = summary_of(folder)
+    assert summary["prompts"] == {"calibration": 3, "held_out": 1}
+    assert summary["calibrated"]["pairs"]["min"] >= 0.9
+    assert summary["held_out"]["reached"] >= 0.9 - 0.02  # prompts of one task look alike
+    assert "held out" in capsys.readouterr().out
+    written = yaml.safe_load((folder / "method.yaml").read_text())
+    assert [len(row) for row in written["deltas"]] == [4, 4]
+    # The configuration runs: the same prompts, the margins in place, at least the recall that was asked for.
+    again = ["runner=fidelity", f"method.deltas={folder / 'method.yaml'}", *SMALL_FFD]
+    assert invoke([*again, *common(tiny_folder, tmp_path, samples=3)], monkeypatch) == 0
+    runs = [summary_of(f) for f in (tmp_path / "runs").iterdir()]
+    (run,) = (s for s in runs if s["runner"] == "fidelity")
+    assert run["method"]["deltas"] == written["deltas"]
+    assert run["metrics"]["mass_recall_selected"]["macro"] >= 0.9
+    changed = ["runner=fidelity", f"method.deltas={folder / 'method.yaml'}", *SMALL_FFD, "method.centre=true"]
+    assert invoke([*changed, *common(tiny_folder, tmp_path)], monkeypatch) == 2
+    assert "method.centre=True: expected False, with which method.deltas=" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["method=quest"], "method=quest: has no margins per head to calibrate"),
+        (["calibrate.target=speed"], "calibrate.target=speed: expected one of mass_recall, lse_error, bytes_ratio"),
+        (["calibrate.value=1.5"], "calibrate.value=1.5: expected a number in (0, 1]"),
+        (["calibrate.holdout=1"], "calibrate.holdout=1: expected a share in [0, 1)"),
+        (["method.deltas=/nowhere"], "method.deltas=/nowhere: cannot be read"),
+    ],
+)
+def test_bad_requests_give_one_line(
+    arguments: list[str], message: str, tiny_folder: Any, tmp_path: Any, monkeypatch: Any, capsys: Any
+) -> None:
+    assert invoke(["runner=calibrate", *common(tiny_folder, tmp_path), *arguments], monkeypatch) == 2
+    assert message in capsys.readouterr().err.strip().splitlines()[-1]
+
+
+def test_the_search_finds_the_nearest_value() -> None:
+    tried: list[float] = []
+
+    def cost(value: float) -> float:
+        tried.append(value)
+        return value / 1000
+
+    found, reached = search(cost, SearchKnob("token_budget", 1, math.inf), 0.3, 1000)
+    assert reached == found / 1000 == pytest.approx(0.3, abs=0.005)
+    assert len(tried) <= 12
+    assert all(isinstance(x, int) for x in tried)
+    found, reached = search(lambda x: 0.25 + x / 64, SearchKnob("delta", 0.0, 32.0), 0.5, 1000)
+    assert reached == pytest.approx(0.5, abs=0.005)
+    assert found == pytest.approx(16.0, abs=0.4)
+    assert search(lambda x: 0.6, SearchKnob("delta", 0.0, 32.0), 0.1, 1000) == (0.0, 0.6)
+
+
+def test_costs_count_skipped_layers_as_dense(trace: Trace) -> None:
+    alone = replay_cost([trace], create("quest", {"token_budget": 64, "skip_layers": 0}), "keep_io", 2, "auto")
+    half = replay_cost([trace], create("quest", {"token_budget": 64, "skip_layers": 1}), "keep_io", 2, "auto")
+    assert alone < half < 1
+    assert replay_cost([trace], create("quest", {"token_budget": 64, "skip_layers": 2}), "keep_io", 2, "auto") == 1
+    state, reports = replay_with_ledger(trace, METHOD)
+    ratio = sum(sum(r.bytes_read.values()) for r in reports) / sum(r.dense_bytes for r in reports)
+    assert replay_cost([trace], METHOD, "bytes_ratio", 2, "auto") == pytest.approx(ratio)
+    assert replay_cost([trace], METHOD, "keep_io", 2, "auto") == pytest.approx(
+        sum(sum(r.union) for r in reports) / sum(2 * r.context for r in reports)
+    )
+    assert state.layers == (0, 1)
+
+
+def test_methods_are_matched_at_a_measured_cost(tiny_folder: Any, tmp_path: Any, monkeypatch: Any, capsys: Any) -> None:
+    """Two methods with different knobs end at the same share of tokens loaded, on prompts of another seed."""
+    for method in (["method=topk"], ["method=ffd", *SMALL_FFD]):
+        arguments = ["match.keep_io=0.5", "match.samples=2", *method, *common(tiny_folder, tmp_path)]
+        assert invoke(arguments, monkeypatch) == 0
+    runs = [summary_of(f) for f in (tmp_path / "runs").iterdir()]
+    assert {s["method"]["name"] for s in runs} == {"topk", "ffd"}
+    for run in runs:
+        assert run["sparsity"]["keep_io"] == pytest.approx(0.5, abs=0.1)
+    assert "calibration prompts" in capsys.readouterr().err
+    assert invoke(["match.keep_io=0.5", "method=dense", *common(tiny_folder, tmp_path)], monkeypatch) == 2
+    assert "match.keep_io=0.5: method dense has no knob" in capsys.readouterr().err
