@@ -1,0 +1,56 @@
+"""Timings: rows of the kernel and throughput runners in a run, or in a record measured on a bare GPU machine."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from analysis.load import Outputs
+
+COMMITTED = Path(__file__).parent / "measurements"
+"""Records that travel with the code (docs/measurements.md); shown where ``outputs/`` has none."""
+
+
+@dataclass(frozen=True)
+class Timing:
+    """One measured row."""
+
+    origin: str
+    """Run id, or name of the record."""
+    device: str
+    row: Mapping[str, Any]
+
+
+def kernel_timings(outputs: Outputs) -> list[Timing]:
+    """Rows of one decode step of one layer (``time_us``)."""
+    return _timings(outputs, "time_us")
+
+
+def step_timings(outputs: Outputs) -> list[Timing]:
+    """Rows of whole decode steps of a model (``tokens_per_second``)."""
+    return _timings(outputs, "tokens_per_second")
+
+
+def _timings(outputs: Outputs, field: str) -> list[Timing]:
+    found = []
+    for run in outputs.runs.values():
+        device = str((run.summary.get("environment") or {}).get("device", "-"))
+        found += [Timing(run.run_id, device, row) for row in run.rows if field in row]
+    return found or _records(outputs.root / "measurements", field) or _records(COMMITTED, field)
+
+
+def _records(folder: Path, field: str) -> list[Timing]:
+    found = []
+    for path in sorted(folder.glob("*.json")):
+        try:
+            record = json.loads(path.read_text())
+            rows = record["rows"]
+        except (OSError, ValueError, KeyError, TypeError):
+            continue  # records of other kinds lie here too
+        if isinstance(rows, list):
+            gpu = str(record.get("gpu", "-"))
+            found += [Timing(path.name, gpu, row) for row in rows if isinstance(row, dict) and field in row]
+    return found

@@ -1,0 +1,127 @@
+"""Scores by task and method, and what separates each method from dense."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from analysis.cells import Cell, Table
+from analysis.comparison import MARGIN, compare, verdict
+from analysis.load import Outputs
+from analysis.pairing import PairingError
+from analysis.published import Published, of_artifact
+from analysis.stats import Result
+from analysis.tables.sources import Recipe, Source, recipe
+
+_AVERAGES = {"average": "average", "macro": "macro (mean of categories)"}
+_PUBLISHED_AVERAGES = ("avg", "avg over six categories")
+
+
+def accuracy_tables(outputs: Outputs, size: str | None) -> list[Table]:
+    """RULER, LongBench, Qwen and the component ablation, each with its paired statistics."""
+    tables: list[Table] = []
+    for name, experiment, suite, title, lines in (
+        ("ruler_32k", "ruler_32k", "ruler", "RULER by task", of_artifact("ruler_32k")),
+        ("longbench", "longbench", "longbench", "LongBench by category", of_artifact("longbench", model="llama")),
+        ("qwen_ruler", "qwen", "ruler", "Qwen2.5: RULER", of_artifact("ruler", model="qwen")),
+        ("qwen_longbench", "qwen", "longbench", "Qwen2.5: LongBench", of_artifact("longbench", model="qwen")),
+        (
+            "component_accuracy",
+            "component_accuracy",
+            "ruler",
+            "Components: accuracy",
+            of_artifact("component_accuracy"),
+        ),
+    ):
+        left = recipe(outputs, experiment, size)
+        tables.append(_scores(name, title, left, suite, lines))
+        tables.append(_paired(name, title, left, suite))
+    return tables
+
+
+def _scores(name: str, title: str, left: Recipe, suite: str, lines: Sequence[Published]) -> Table:
+    sources = left.of_task(suite)
+    tasks = list(dict.fromkeys(task for s in sources if s.run for task in _accuracy(s)))
+    tasks = [t for t in tasks if t != "average_partial"]
+    used: set[Published] = set()
+    rows = []
+    for task in tasks:
+        cells = tuple(_score(source, task, lines, used) for source in sources)
+        rows.append((_AVERAGES.get(task, task), cells))
+    notes = [f"published {p.model} {p.setting}, {p.method}: {p.text} ({p.source})" for p in lines if p not in used]
+    heading = left.heading if sources else (f"not run: {left.problem or 'no job of this suite'}",)
+    return Table(name, title, tuple(s.label for s in sources), tuple(rows), heading, tuple(notes))
+
+
+def _accuracy(source: Source) -> Mapping[str, Any]:
+    assert source.run is not None
+    return source.run.summary.get("accuracy") or {}
+
+
+def _score(source: Source, task: str, lines: Sequence[Published], used: set[Published]) -> Cell:
+    quoted = next((p for p in lines if p.is_of(source.method) and _is_task(p, task)), None)
+    if quoted is not None:
+        used.add(quoted)
+    beside = {} if quoted is None else {"published": quoted.text, "source": quoted.source}
+    if source.run is None:
+        return source.cell(None, **beside)
+    entry = _accuracy(source).get(task)
+    if isinstance(entry, Mapping):
+        interval = entry.get("ci95")
+        bounds = None if interval is None else (float(interval[0]), float(interval[1]))
+        return source.cell(entry["score"], interval=bounds, n=entry["n"], **beside)
+    partial = bool(_accuracy(source).get("average_partial"))
+    n = sum(e["n"] for e in _accuracy(source).values() if isinstance(e, Mapping) and "n" in e)
+    why = f"{source.label}: no task of this average was run"
+    return source.cell(entry, why=why, n=n, marks=source.marks(partial_average=partial), **beside)
+
+
+def _is_task(line: Published, task: str) -> bool:
+    return (
+        line.setting == task
+        or (task in _AVERAGES and line.setting in _PUBLISHED_AVERAGES)
+        or (task == "macro" and line.setting == "avg")
+    )
+
+
+def _paired(name: str, title: str, left: Recipe, suite: str) -> Table:
+    """Each method against dense over the same prompts."""
+    columns = ("difference", "p", "p (Holm)", f"p of a loss of {MARGIN:g} or more", "detectable")
+    sources = left.of_task(suite)
+    dense = next((s.run for s in sources if s.run is not None and s.method["name"] == "dense"), None)
+    rows: list[tuple[str, tuple[Cell, ...]]] = []
+    notes: list[str] = []
+    if dense is None:
+        notes.append("no dense run to compare with")
+    for source in sources:
+        if dense is None or source.run is None or source.run is dense:
+            continue
+        try:
+            compared = compare(dense, source.run)
+        except PairingError as error:
+            notes.append(f"{source.label}: not compared: {error}")
+            continue
+        ids = (dense.run_id, source.run.run_id)
+        for row in compared.rows:
+            rows.append(
+                (
+                    f"{source.label}, {row.task}",
+                    (
+                        Cell(row.difference, interval=row.interval, n=row.n, run_ids=ids, reason=row.interval_reason),
+                        _p(row.p, ids),
+                        Cell(row.p_holm, 3, run_ids=ids, reason=None if row.p_holm is not None else row.p.method),
+                        _p(row.within_margin, ids),
+                        _p(row.detectable, ids, digits=2),
+                    ),
+                )
+            )
+        last = compared.rows[-1]
+        notes.append(f"{source.label}: {verdict(last, MARGIN, 'dense')} ({last.task}, n = {last.n})")
+        notes.extend(f"{source.label}: {note}" for note in compared.notes)
+    return Table(
+        f"{name}_paired", f"{title}: against dense, same prompts", columns, tuple(rows), left.heading, tuple(notes)
+    )
+
+
+def _p(result: Result, ids: tuple[str, ...], digits: int = 3) -> Cell:
+    return Cell(result.value, digits, run_ids=ids, reason=result.method if result.value is None else None)
