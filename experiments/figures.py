@@ -53,7 +53,7 @@ def by_layer(folder: Path, rows: Sequence[Row]) -> None:
         layers = sorted({r["layer"] for r in data})
         means = [_mean(r["spearman"] for r in data if r["layer"] == layer) for layer in layers]
         axes.plot(layers, means, color="black", label="mean")
-        axes.set(xlabel="layer", ylabel="Spearman correlation, estimate and exact score")
+        axes.set(xlabel="layer", ylabel="Spearman, estimate and exact")
         axes.legend(frameon=False)
 
     draw(folder, "spearman_by_layer", data, plot, (6, 3.2))
@@ -93,7 +93,7 @@ def keep_distribution(folder: Path, rows: Sequence[Row]) -> None:
 
 
 def gap_histogram(folder: Path, histograms: Mapping[str, Mapping[str, Sequence[float]]]) -> None:
-    """Exact row maximum less pseudo-maximum, by series; to the left of zero the pseudo-maximum is too high."""
+    """Exact row maximum less pseudo-maximum, by rule; to the left of zero the pseudo-maximum is too high."""
     data = []
     for series, histogram in histograms.items():
         edges, counts = histogram["edges"], histogram["counts"]
@@ -130,7 +130,7 @@ def bytes_by_stage(folder: Path, stages: Mapping[str, float], dense: float) -> N
             left += row["share_of_dense"]
         axes.axvline(1, color="black", linewidth=0.8)
         axes.set(yticks=[], xlabel="bytes read, share of dense 16-bit attention", xlim=(0, max(1.05, left * 1.05)))
-        axes.legend(frameon=False, ncols=3)
+        figure.legend(frameon=False, ncols=len(data), loc="outside upper center")
 
     draw(folder, "bytes_by_stage", data, plot, (6, 1.8))
 
@@ -150,15 +150,15 @@ def kl_by_position(folder: Path, rows: Sequence[Row]) -> None:
 
 def against_sparsity(folder: Path, name: str, rows: Sequence[Row], metric: str, label: str, log: bool) -> None:
     """A metric against the share of tokens left out: own selection, and what is loaded for the group."""
-    keys = ("label", "series", "keep_head", "keep_io", "bytes_ratio", metric)
+    keys = ("label", "rule", "keep_head", "keep_io", "bytes_ratio", metric)
     data = [{key: row[key] for key in keys} for row in rows if row[metric] is not None]
 
     def plot(figure: Any) -> None:
         panels = figure.subplots(1, 2, sharey=True)
         for axes, keep, what in zip(panels, ("keep_head", "keep_io"), ("selected per head", "loaded"), strict=True):
-            for series in dict.fromkeys(r["series"] for r in data):
-                own = sorted((1 - r[keep], r[metric]) for r in data if r["series"] == series)
-                axes.plot([x for x, _ in own], [y for _, y in own], marker=".", label=series)
+            for rule in dict.fromkeys(r["rule"] for r in data):
+                own = sorted((1 - r[keep], r[metric]) for r in data if r["rule"] == rule)
+                axes.plot([x for x, _ in own], [y for _, y in own], marker=".", label=rule)
             axes.set(xlabel=f"sparsity: 1 - {what}")
             if log:
                 axes.set_yscale("log")

@@ -80,26 +80,25 @@ def laws_of_a_sweep(rows: Sequence[Mapping[str, Any]]) -> list[Law]:
     Parameters
     ----------
     rows
-        Of each point: ``label, series, method, keep_head, keep_io, mass_recall, set_recall_own_size``.
+        Of each point: ``label, rule, method, keep_head, keep_io, mass_recall, set_recall_own_size``.
     """
     measured = [row for row in rows if row["mass_recall"] is not None]
     return [*_monotone(measured), *_oracles_are_exact(measured), *_below_the_oracles(measured)]
 
 
 def _monotone(rows: Sequence[Mapping[str, Any]]) -> list[Law]:
-    groups: dict[tuple[Any, ...], list[tuple[float, float, str]]] = defaultdict(list)
+    groups: dict[tuple[str, str], list[tuple[float, float, str]]] = defaultdict(list)
     for row in rows:
         knob = method_class(row["method"]["name"]).search_knob
         if knob is not None and knob.name in row["method"]:
-            rest = tuple(sorted((k, str(v)) for k, v in row["method"].items() if k != knob.name))
-            groups[row["series"], knob.name, rest].append((row["method"][knob.name], row["mass_recall"], row["label"]))
+            groups[row["rule"], knob.name].append((row["method"][knob.name], row["mass_recall"], row["label"]))
     laws = []
-    for (series, knob_name, _), points in groups.items():
+    for (rule, knob_name), points in groups.items():
         points.sort()
         falls = [b for a, b in itertools.pairwise(points) if b[1] < a[1] - TOLERANCE]
         detail = "; ".join(f"falls to {recall:.6g} at {label}" for _, recall, label in falls)
-        name = f"recall of {series} grows with {knob_name}"
         if len(points) > 1:
+            name = f"recall of {rule} grows with {knob_name}"
             laws.append(Law(name, not falls, detail or f"{len(points)} points, to {points[-1][1]:.6g}"))
     return laws
 

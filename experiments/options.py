@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,14 +21,25 @@ class Point:
     """One method of a sweep."""
 
     series: str
-    """Name of the sweep's entry: points of one series are drawn as one line."""
+    """Name of the sweep's entry."""
     method: Mapping[str, Any]
     """``name`` and knobs."""
 
     @property
     def label(self) -> str:
         """Series and knobs."""
-        return " ".join([self.series, *(f"{knob}={value}" for knob, value in self.method.items() if knob != "name")])
+        return self._with(knob for knob in self.method if knob != "name")
+
+    @property
+    def rule(self) -> str:
+        """Series and knobs but the one to search along: points of one rule are drawn as one line."""
+        from ffd.methods import method_class
+
+        searched = method_class(self.method["name"]).search_knob
+        return self._with(k for k in self.method if k != "name" and (searched is None or k != searched.name))
+
+    def _with(self, knobs: Iterable[str]) -> str:
+        return " ".join([self.series, *(f"{knob}={self.method[knob]}" for knob in knobs)])
 
 
 @dataclass(frozen=True)

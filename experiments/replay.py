@@ -148,6 +148,7 @@ def replayed(point: Point, traces: Sequence[Trace], executor: str) -> dict[str, 
     return {
         "label": point.label,
         "series": point.series,
+        "rule": point.rule,
         "method": dict(point.method),
         "keep_head": metrics["keep_head"]["macro"],
         "keep_io": metrics["keep_io"]["macro"],
@@ -172,11 +173,8 @@ def gap_by_rule(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Histogram of the pseudo-maximum's gap for each rule; it does not depend on the knob that is swept."""
     found: dict[str, Any] = {}
     for row in rows:
-        if row["gap_histogram"] is None:
-            continue
-        knob = method_class(row["method"]["name"]).search_knob
-        varied = {k: v for k, v in row["method"].items() if k != "name" and (knob is None or k != knob.name)}
-        found.setdefault(Point(row["series"], varied).label, row["gap_histogram"])
+        if row["gap_histogram"] is not None:
+            found.setdefault(row["rule"], row["gap_histogram"])
     return found
 
 

@@ -79,7 +79,7 @@ def _plot(out: Path, rows: Sequence[dict[str, float]], name: str, x: str, label:
             shown = [(row[x], row[key]) for row in rows if row[key] > 0]
             style = "--" if key.startswith("bound") else "-"
             axes.plot([a for a, _ in shown], [b for _, b in shown], style, marker=".", label=text)
-        axes.set(yscale="log", xlabel=label, ylabel="P(|scan error| > margin)", ylim=(1e-7, 2))
+        axes.set(yscale="log", xlabel=label, ylabel="P(|scan error| > margin)")
         axes.legend(frameon=False)
 
     draw(out, name, rows, plot, (6, 3.6))

@@ -28,6 +28,7 @@ SWEEP = (
     "+fidelity.sweep={ffd: {delta: [0.5, 2], pseudo_max: [refined, scan], block_size: [64]}, "
     "topk: {token_budget: [8, 64]}}"
 )
+RULES = {"ffd pseudo_max=refined block_size=64", "ffd pseudo_max=scan block_size=64"}
 REPLAY = ["runner=fidelity", "trace=replay", "tracker=none", "~fidelity.sweep"]
 
 
@@ -115,11 +116,14 @@ def test_a_sweep_draws_frontiers_and_both_pseudo_maxima(recorded, tmp_path, monk
     swept = the_run(tmp_path)
     summary = summary_of(swept)
     assert len(summary["points"]) == 6
-    assert {law["law"] for law in summary["laws"]} >= {"recall of ffd grows with delta", "no recall exceeds dense's"}
+    assert {law["law"] for law in summary["laws"]} >= {
+        "recall of topk grows with token_budget",
+        "no recall exceeds dense's",
+    }
     recall = rows_of(swept / "figures" / "recall_vs_sparsity.csv")
-    assert {row["series"] for row in recall} == {"ffd", "topk"}
+    assert {row["rule"] for row in recall} == {"topk", *RULES}
     gaps = {row["series"] for row in rows_of(swept / "figures" / "pseudo_max_gap.csv")}
-    assert gaps == {"ffd pseudo_max=refined block_size=64", "ffd pseudo_max=scan block_size=64"}
+    assert gaps == RULES
     assert (swept / "figures" / "lse_vs_sparsity.svg").exists()
     assert "topk token_budget=64" in capsys.readouterr().out
 
@@ -197,7 +201,7 @@ def test_laws_of_a_run_name_what_is_broken():
 
 def point(name, keep, recall, exact=1.0, **knobs):
     return {
-        "label": f"{name} {knobs}", "series": name, "method": {"name": name, **knobs}, "keep_head": keep,
+        "label": f"{name} {knobs}", "rule": name, "method": {"name": name, **knobs}, "keep_head": keep,
         "keep_io": keep, "mass_recall": recall, "set_recall_own_size": exact,
     }  # fmt: skip
 
