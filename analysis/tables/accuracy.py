@@ -7,14 +7,16 @@ from typing import Any
 
 from analysis.cells import Cell, Table
 from analysis.comparison import MARGIN, compare, verdict
+from analysis.labels import label
 from analysis.load import Outputs
 from analysis.pairing import PairingError
-from analysis.published import Published, of_artifact
+from analysis.published import Published, of_artifact, quotations
 from analysis.stats import Result
 from analysis.tables.sources import Recipe, Source, recipe
 
 _AVERAGES = {"average": "average", "macro": "macro (mean of categories)"}
 _PUBLISHED_AVERAGES = ("avg", "avg over six categories")
+"""Their settings; RULER's is the plain mean, LongBench's the mean of categories."""
 
 
 def accuracy_tables(outputs: Outputs, size: str | None) -> list[Table]:
@@ -40,17 +42,28 @@ def accuracy_tables(outputs: Outputs, size: str | None) -> list[Table]:
 
 
 def _scores(name: str, title: str, left: Recipe, suite: str, lines: Sequence[Published]) -> Table:
-    sources = left.of_task(suite)
-    tasks = list(dict.fromkeys(task for s in sources if s.run for task in _accuracy(s)))
-    tasks = [t for t in tasks if t != "average_partial"]
-    used: set[Published] = set()
-    rows = []
-    for task in tasks:
-        cells = tuple(_score(source, task, lines, used) for source in sources)
-        rows.append((_AVERAGES.get(task, task), cells))
-    notes = [f"published {p.model} {p.setting}, {p.method}: {p.text} ({p.source})" for p in lines if p not in used]
-    heading = left.heading if sources else (f"not run: {left.problem or 'no job of this suite'}",)
-    return Table(name, title, tuple(s.label for s in sources), tuple(rows), heading, tuple(notes))
+    """Our methods and tasks, then those that only the paper has: a missing cell shows its number too."""
+    own = left.of_task(suite)
+    sources = [*own, *_only_published(lines, own)]
+    tasks = dict.fromkeys(task for s in sources if s.run for task in _accuracy(s) if task != "average_partial")
+    average = "macro" if suite == "longbench" else "average"
+    for line in lines:
+        if any(line.is_of(s.method) for s in sources):
+            tasks.setdefault(average if line.setting in _PUBLISHED_AVERAGES else line.setting)
+    rows = [(_AVERAGES.get(task, task), tuple(_score(source, task, lines) for source in sources)) for task in tasks]
+    notes = quotations([p for p in lines if not any(p.is_of(s.method) for s in sources)])
+    heading = left.heading if own else (f"not run: {left.problem or 'no job of this suite'}",)
+    return Table(name, title, tuple(s.label for s in sources), tuple(rows), heading, notes)
+
+
+def _only_published(lines: Sequence[Published], own: Sequence[Source]) -> list[Source]:
+    """Columns of methods that the paper has a number of and we have no job of."""
+    methods: dict[str, Mapping[str, Any]] = {}
+    for line in lines:
+        method = line.as_method()
+        if method is not None and not any(line.is_of(s.method) for s in own):
+            methods.setdefault(label(method), method)
+    return [Source(name, method, None, "missing", "no job") for name, method in methods.items()]
 
 
 def _accuracy(source: Source) -> Mapping[str, Any]:
@@ -58,14 +71,14 @@ def _accuracy(source: Source) -> Mapping[str, Any]:
     return source.run.summary.get("accuracy") or {}
 
 
-def _score(source: Source, task: str, lines: Sequence[Published], used: set[Published]) -> Cell:
+def _score(source: Source, task: str, lines: Sequence[Published]) -> Cell:
     quoted = next((p for p in lines if p.is_of(source.method) and _is_task(p, task)), None)
-    if quoted is not None:
-        used.add(quoted)
     beside = {} if quoted is None else {"published": quoted.text, "source": quoted.source}
     if source.run is None:
         return source.cell(None, **beside)
     entry = _accuracy(source).get(task)
+    if entry is None and task not in _accuracy(source):
+        return source.cell(None, reason=f"{task}: not among the tasks that were run", marks=("missing",), **beside)
     if isinstance(entry, Mapping):
         interval = entry.get("ci95")
         bounds = None if interval is None else (float(interval[0]), float(interval[1]))

@@ -8,7 +8,7 @@ from typing import Any
 
 from analysis.cells import Cell, Table
 from analysis.load import Outputs, Run
-from analysis.published import of_artifact
+from analysis.published import of_artifact, quotations
 from analysis.tables.sources import Recipe, Source, recipe
 
 _QUALITY = (
@@ -29,7 +29,7 @@ def selection_tables(outputs: Outputs, size: str | None) -> list[Table]:
     quality = recipe(outputs, "retrieval_quality", size)
     matched = recipe(outputs, "selection", size)
     speed = of_artifact("selection_ablation")
-    quoted = tuple(f"published {p.setting}, {p.method}: {p.text} ({p.source})" for p in speed)
+    quoted = quotations(speed)
     return [
         _by_source("retrieval_quality", "Recall, logsumexp error and rank correlation", quality, ()),
         _by_source("selection", "Selection rules at one kept share (27.3 %)", matched, quoted),
@@ -125,7 +125,7 @@ def _layers(left: Recipe) -> Table:
     for layer in sorted({layer for layers in by_layer for layer in layers}):
         cells = (s.cell(values.get(layer)) for s, values in zip(left.sources, by_layer, strict=True))
         rows.append((f"layer {layer}", tuple(cells)))
-    notes = () if average else tuple(f"published {p.method}: {p.text} ({p.source})" for p in lines)
+    notes = quotations([p for p in lines if not any(p.is_of(s.method) for s in left.sources)])
     labels = tuple(s.label for s in left.sources)
     return Table(
         "sparsity_by_layer", "Sparsity by layer: tokens not loaded, %", labels, tuple(rows), left.heading, notes

@@ -8,7 +8,7 @@ from typing import Any
 from analysis.cells import Cell, Table
 from analysis.load import Outputs
 from analysis.measurements import Timing, kernel_timings, step_timings
-from analysis.published import Published, of_artifact
+from analysis.published import Published, of_artifact, quotations
 
 _VARIANTS = {
     "V1": ("16-bit scan, top-k, not fused", "topk"),
@@ -62,10 +62,10 @@ def _grid(
         own = {column_of(t): t for t in timings if row_of(t) == row}
         cells = tuple(_cell(own.get(column), value, f"{column} was not timed at {row}") for column in columns)
         rows.append((row, cells))
-    quoted = [f"published {p.hardware} {p.setting}, {p.method}: {p.text} ({p.source})" for p in lines]
+    quoted = quotations(lines)
     devices = ", ".join(dict.fromkeys(t.device for t in timings))
     heading = (f"ours: {devices}",) if timings else (f"not run: {command}",)
-    return Table(name, title, tuple(columns), tuple(rows), heading, tuple(quoted))
+    return Table(name, title, tuple(columns), tuple(rows), heading, quoted)
 
 
 def _kernel_column(timing: Timing) -> str:
@@ -93,10 +93,10 @@ def _components(steps: Sequence[Timing]) -> Table:
     for method in ("ffd", "dense"):
         rows.append((f"{method}: fused", (_component(steps, method, None),)))
     gains = [p for p in of_artifact("component_ablation", "selection_ablation") if p.metric == "speedup"]
-    notes = [f"published {p.setting}{', ' + p.method if p.method else ''}: {p.text} ({p.source})" for p in gains]
+    notes = quotations(gains)
     devices = ", ".join(dict.fromkeys(t.device for t in steps)) or "not run"
     return Table(
-        "component_speed", "Components: tokens per second", ("tok/s",), tuple(rows), (f"ours: {devices}",), tuple(notes)
+        "component_speed", "Components: tokens per second", ("tok/s",), tuple(rows), (f"ours: {devices}",), notes
     )
 
 
