@@ -38,7 +38,7 @@ def execute(composed: Mapping[str, Any], *, multirun: bool) -> int:
     if config.match.target is not None:
         from experiments.match import matched
 
-        config = matched(config, multirun=multirun)
+        config = matched(config)
     if config.runner == "fidelity":
         from experiments.fidelity import run_fidelity
 

@@ -34,15 +34,15 @@ CALIBRATION_SEED_OFFSET = 1
 """Generated prompts of calibration differ from those that are measured by their seed."""
 
 
-def matched(config: RunConfig, *, multirun: bool = False) -> RunConfig:
+def matched(config: RunConfig) -> RunConfig:
     """The configuration with the method's knob replaced so that it meets ``match``.
+
+    Methods that read everything (dense, kivi) are left as they are: the rows that a matched table is read against.
 
     Parameters
     ----------
     config
         ``match.target`` is set.
-    multirun
-        Whether it is one job of a sweep, where a method without such a knob (dense, kivi) is left as it is.
 
     Raises
     ------
@@ -52,8 +52,9 @@ def matched(config: RunConfig, *, multirun: bool = False) -> RunConfig:
     knob = method_class(config.method["name"]).search_knob
     target = f"match.{config.match.target}={config.match.value}"
     if knob is None:
-        if multirun:
-            return config
+        if method_class(config.method["name"]).reads_everything:
+            console.print(f"{target}: method {config.method['name']} reads everything and is left as it is")
+            return replace(config, match=replace(config.match, target=None))
         raise UsageError(f"{target}: method {config.method['name']} has no knob that changes what it reads")
     found = _remembered(config, knob)
     reached = found["cost"]

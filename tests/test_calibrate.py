@@ -188,5 +188,5 @@ def test_methods_are_matched_at_a_measured_cost(tiny_folder: Any, tmp_path: Any,
     for run in runs:
         assert run["sparsity"]["keep_io"] == pytest.approx(0.5, abs=0.1)
     assert "calibration prompts" in capsys.readouterr().err
-    assert invoke(["match.keep_io=0.5", "method=dense", *common(tiny_folder, tmp_path)], monkeypatch) == 2
-    assert "match.keep_io=0.5: method dense has no knob" in capsys.readouterr().err
+    assert invoke(["match.keep_io=0.5", "method=dense", *common(tiny_folder, tmp_path)], monkeypatch) == 0
+    assert "method dense reads everything and is left as it is" in capsys.readouterr().err
