@@ -1,5 +1,7 @@
 # Each target only calls documented commands, with the `python` on PATH.
 OUT ?= outputs/paper-smoke
+RECIPES ?= all
+ARGS ?=
 LONGBENCH ?= $(wildcard ../shared/data/longbench)
 export FFD_LONGBENCH := $(LONGBENCH)
 
@@ -17,7 +19,7 @@ types:
 # From sweeps to every table, figure and the report. The report is written even where a job failed,
 # and a failed job still fails the target.
 paper-smoke:     ## minutes on two cores
-	python run.py experiment=all size=smoke out=$(OUT); code=$$?; python -m analysis report --size smoke --out $(OUT) && exit $$code
+	python run.py experiment=$(RECIPES) size=smoke out=$(OUT) $(ARGS); code=$$?; python -m analysis report --size smoke --out $(OUT) && exit $$code
 
 paper-small:     ## hours on one GPU
 	python run.py experiment=all size=small && python -m analysis report --size small

@@ -9,6 +9,7 @@ import eval.longbench.suite
 from eval.data import SourceUnavailable
 from eval.longbench import LongBenchConfig, official_row
 from eval.longbench.datasets import DATASETS, EXTENDED
+from eval.longbench.rows import open_source
 from eval.records import TaskError
 from tests.longbench_data import row, suite, write, write_all
 
@@ -161,3 +162,10 @@ def test_shared_rows_run_through_the_suite():
         for sample in made.samples(task):
             assert sample.truncated  # a byte tokenizer makes every row long
             assert made.score(sample, sample.references[0]) > 0.99
+
+
+def test_samples_name_the_document_that_they_share(data):
+    made = suite(data, tasks=["trec"])
+    documents = {sample.extra["document"] for sample in made.samples("trec")}
+    contexts = {row.context for row in open_source(data).read("trec")}
+    assert len(documents) == len(contexts)

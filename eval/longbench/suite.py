@@ -5,6 +5,7 @@ Protocol of THUDM/LongBench at commit 2e00731 (``pred.py``, ``eval.py``).
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -144,7 +145,14 @@ class LongBenchSuite:
             truncated=truncated,
             stop_strings=dataset.stop_strings,
             min_new_tokens=dataset.min_new_tokens,
-            extra={"dataset": dataset.name, "all_classes": row.all_classes, "length": row.length, "_id": row.id},
+            extra={
+                "dataset": dataset.name,
+                "all_classes": row.all_classes,
+                "length": row.length,
+                "_id": row.id,
+                # Several questions may be about one document: their scores are not independent.
+                "document": hashlib.sha256(row.context.encode()).hexdigest()[:16],
+            },
         )
 
     def _bucket_averages(self, finished: Mapping[str, float]) -> dict[str, float | None]:
