@@ -37,6 +37,16 @@ def follow_previous_launch(PDL: tl.constexpr):
 
 
 @triton.jit
+def overtake_previous_launch(PDL: tl.constexpr):
+    """Let the next launch be set up without waiting for the previous one, for programs that do not touch its data.
+
+    Others of the same launch must still wait, so that its completion implies the previous one's.
+    """
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+
+
+@triton.jit
 def online_softmax(row_max, row_sum, acc, scores, values):
     """Fold one tile into the running softmax.
 

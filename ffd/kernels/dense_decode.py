@@ -31,7 +31,6 @@ def _dense_decode_kernel(
     PDL: tl.constexpr,
 ):  # fmt: skip
     """Grid (SPLITS, B * Hkv). q [B, Hq, D]; k, v [B, Hkv, C, D]; lengths [B]; partials as in `Partials`."""
-    follow_previous_launch(PDL)
     split = tl.program_id(0)
     row_head = tl.program_id(1).to(tl.int64)
     row = row_head // HKV
@@ -46,6 +45,7 @@ def _dense_decode_kernel(
     p_q = q_ptr + (row_head * G + o_g)[:, None] * D + o_d[None, :]
     b_q = tl.load(p_q, mask=(o_g < G)[:, None] & m_d[None, :], other=0.0).to(COMPUTE)
 
+    follow_previous_launch(PDL)
     row_max = tl.full([GM], float("-inf"), tl.float32)
     sums = tl.zeros([GM, TILE], tl.float32)
     acc = tl.zeros([GM, DP], tl.float32)
@@ -97,7 +97,7 @@ def dense_decode(q: Tensor, keys: Tensor, values: Tensor, lengths: Tensor, scale
     hkv = keys.shape[1]
     group = num_query_heads // hkv
     gpu = hardware(q.device)
-    tile, stages = fit_tile(64, 2 * padded(d, 16) * keys.element_size(), gpu.shared_memory // 2, 3)
+    tile, buffers = fit_tile(64, 2 * padded(d, 16) * keys.element_size(), gpu.shared_memory // 2, 3)
     most = triton.cdiv(keys.shape[2], tile)
     splits = max(1, min(triton.cdiv(2 * gpu.multiprocessors, b * hkv), most))
     partials = scratch_of(ledger, lambda: Partials.allocate(b * hkv, splits, group, d, q.device))
@@ -106,8 +106,8 @@ def dense_decode(q: Tensor, keys: Tensor, values: Tensor, lengths: Tensor, scale
         q, keys, values, lengths, partials.row_max, partials.row_sum, partials.acc,
         ledger.counters, ledger.active, scale * LOG2_E.value, keys.stride(0), keys.stride(1),
         HKV=hkv, G=group, D=d, GM=padded(group, 16), DP=padded(d, 16), TILE=tile,
-        STAGES=stages, COMPUTE=compute_dtype(q.dtype), GP=padded(group, 1), SPLITS=splits, PDL=gpu.dependent_launch,
-        num_warps=4, **gpu.launch_options,
+        STAGES=buffers + 1, COMPUTE=compute_dtype(q.dtype), GP=padded(group, 1), SPLITS=splits,
+        PDL=gpu.dependent_launch, num_warps=4, **gpu.launch_options,
     )  # fmt: skip
     split_reduce(partials, out)
     return out

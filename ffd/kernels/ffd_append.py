@@ -73,7 +73,6 @@ def _ffd_append_kernel(
     RESIDUAL: tl.constexpr, CENTRE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Grid (B * Hkv, ceil(D / 4 / WIDTH)). The token goes to slot ``length - 1``."""
-    follow_previous_launch(PDL)
     row_head = tl.program_id(0).to(tl.int64)
     row = row_head // HKV
     head = row_head % HKV
@@ -87,12 +86,20 @@ def _ffd_append_kernel(
     o_t = tl.arange(0, BLOCK)
     p_tail = tail_ptr + row_head * BLOCK * D
     store = row_head * num_blocks + block
+    o_d0, o_d1, o_d2, o_d3 = o_c, D // 4 + o_c, 2 * (D // 4) + o_c, 3 * (D // 4) + o_c
+    p_k = k_ptr + row * k_stride_row + head * k_stride_head
+    p_v = v_ptr + row * v_stride_row + head * v_stride_head
+    k0, v0 = tl.load(p_k + o_d0, mask=m_c, other=0.0), tl.load(p_v + o_d0, mask=m_c)
+    k1, v1 = tl.load(p_k + o_d1, mask=m_c, other=0.0), tl.load(p_v + o_d1, mask=m_c)
+    k2, v2 = tl.load(p_k + o_d2, mask=m_c, other=0.0), tl.load(p_v + o_d2, mask=m_c)
+    k3, v3 = tl.load(p_k + o_d3, mask=m_c, other=0.0), tl.load(p_v + o_d3, mask=m_c)
+    follow_previous_launch(PDL)
     packed = tl.zeros([BLOCK, WIDTH], tl.int32)
     for plane in tl.static_range(4):
         o_d = plane * (D // 4) + o_c
-        b_v = tl.load(v_ptr + row * v_stride_row + head * v_stride_head + o_d, mask=m_c)
+        b_k = k0 if plane == 0 else (k1 if plane == 1 else (k2 if plane == 2 else k3))
+        b_v = v0 if plane == 0 else (v1 if plane == 1 else (v2 if plane == 2 else v3))
         tl.store(values_ptr + (row_head * num_blocks * BLOCK + position) * D + o_d, b_v, mask=m_c)
-        b_k = tl.load(k_ptr + row * k_stride_row + head * k_stride_head + o_d, mask=m_c, other=0.0)
         if CENTRE:
             centre = tl.load(centre_ptr + row_head * D + o_d, mask=m_c, other=0.0)
             b_k = (b_k.to(tl.float32) - centre).to(b_k.dtype)

@@ -52,25 +52,40 @@ if TYPE_CHECKING:
 
 
 @triton.jit
-def collect_kept(
-    unit_max_ptr, threshold, num_units, list_ptr, kept_ptr, split, num_splits, G,
-    PARTS: tl.constexpr, GP: tl.constexpr, CHUNK: tl.constexpr, RETURN_KEPT: tl.constexpr,
-):  # fmt: skip
-    """Test every sub-block against threshold [GP] and list this split's share of the kept ones, in tiles.
+def load_unit_maxima(unit_max_ptr, start, num_units, G, FINE: tl.constexpr, GP: tl.constexpr, CHUNK: tl.constexpr):
+    """Largest of the FINE maxima of each sub-block from ``start`` on, fp32 [CHUNK, GP]; -inf beyond the last."""
+    o_g = tl.arange(0, GP)
+    unit = start + tl.arange(0, CHUNK)
+    seen = (unit < num_units)[:, None] & (o_g < G)[None, :]
+    p_max = unit_max_ptr + unit[:, None] * (FINE * G) + o_g[None, :]
+    b_max = tl.load(p_max, mask=seen, other=float("-inf"))
+    for fine in tl.static_range(1, FINE):
+        b_max = tl.maximum(b_max, tl.load(p_max + fine * G, mask=seen, other=float("-inf")))
+    return b_max
 
-    A sub-block is kept if it passes for any head. Its PARTS tiles are dealt out to the splits in turn, so
-    that their work is even to a tile. Returns how many are kept in all, and who passed where:
-    int32 [CHUNK, GP], to be summed over its rows.
+
+@triton.jit
+def collect_kept(
+    unit_max_ptr, b_near, delta, num_units, list_ptr, kept_ptr, split, num_splits, G,
+    FINE: tl.constexpr, PARTS: tl.constexpr, GP: tl.constexpr, CHUNK: tl.constexpr, RETURN_KEPT: tl.constexpr,
+):  # fmt: skip
+    """Test every sub-block against the pseudo-maximum and list this split's share of the kept ones, in tiles.
+
+    b_near [pieces, GP] are the parts of the pseudo-maximum, delta [GP] the margins, log2 units. A sub-block is
+    kept if it passes for any head. Its PARTS tiles are dealt out to the splits in turn, so that their work is
+    even to a tile. Returns how many are kept in all, and who passed where: int32 [CHUNK, GP], to be summed.
     """
     o_g = tl.arange(0, GP)
-    m_g = o_g < G
     num_kept = tl.zeros([], tl.int32)
     passes = tl.zeros([CHUNK, GP], tl.int32)
+    # Loaded a turn ahead, the first before the threshold is worked out: one memory latency less.
+    b_next = load_unit_maxima(unit_max_ptr, 0, num_units, G, FINE, GP, CHUNK)
+    threshold = tl.max(b_near, 0) - delta
     for start in range(0, num_units, CHUNK):
+        b_max = b_next
+        b_next = load_unit_maxima(unit_max_ptr, start + CHUNK, num_units, G, FINE, GP, CHUNK)
         unit = start + tl.arange(0, CHUNK)
-        o_u = unit[:, None] * G + o_g[None, :]
-        seen = (unit < num_units)[:, None] & m_g[None, :]
-        b_max = tl.load(unit_max_ptr + o_u, mask=seen, other=float("-inf"))
+        seen = (unit < num_units)[:, None] & (o_g < G)[None, :]
         passed = ((b_max >= threshold[None, :]) & seen).to(tl.int32)
         passes += passed
         kept = tl.max(passed, 1)
@@ -81,7 +96,7 @@ def collect_kept(
             tl.store(list_ptr + turn // num_splits, unit * PARTS + part, mask=mine)
         num_kept += tl.sum(kept, 0)
         if RETURN_KEPT:  # every split writes the same
-            tl.store(kept_ptr + o_u, passed.to(tl.uint8), mask=seen)
+            tl.store(kept_ptr + unit[:, None] * G + o_g[None, :], passed.to(tl.uint8), mask=seen)
     tl.debug_barrier()  # the list is read back by other threads of this program
     return num_kept, passes
 
@@ -165,7 +180,8 @@ def _ffd_attend_kernel(
     scale_log2, num_blocks, list_size,
     HKV: tl.constexpr, G: tl.constexpr, D: tl.constexpr, GM: tl.constexpr, GP: tl.constexpr,
     DP: tl.constexpr, DQP: tl.constexpr, BLOCK: tl.constexpr, SUB: tl.constexpr, TILE: tl.constexpr,
-    TAIL_TILE: tl.constexpr, BUFFERS: tl.constexpr, UNIT_CHUNK: tl.constexpr, PIECES: tl.constexpr, PP: tl.constexpr,
+    TAIL_TILE: tl.constexpr, BUFFERS: tl.constexpr, UNIT_CHUNK: tl.constexpr, FINE: tl.constexpr,
+    PIECES: tl.constexpr, PP: tl.constexpr,
     SPLITS: tl.constexpr,
     RESIDUAL: tl.constexpr, COMPUTE: tl.constexpr, PTX: tl.constexpr, SUBNORMAL: tl.constexpr,
     RETURN_KEPT: tl.constexpr, PDL: tl.constexpr,
@@ -206,10 +222,10 @@ def _ffd_attend_kernel(
         parts: tl.constexpr = SUB // TILE
         p_list = list_ptr + (row_head * SPLITS + split) * list_size
         num_kept, passes = collect_kept(
-            unit_max_ptr + row_head * units * G, tl.max(b_near, 0) - delta * LOG2_E, complete * (BLOCK // SUB), p_list,
-            kept_ptr + row_head * units * G, split, SPLITS, G, parts, GP, UNIT_CHUNK, RETURN_KEPT,
+            unit_max_ptr + row_head * units * FINE * G, b_near, delta * LOG2_E, complete * (BLOCK // SUB),
+            p_list, kept_ptr + row_head * units * G, split, SPLITS, G, FINE, parts, GP, UNIT_CHUNK, RETURN_KEPT,
         )  # fmt: skip
-        if split == 0:
+        if split == SPLITS - 1:  # the split with the fewest tiles counts
             count_selective_step(
                 ledger_ptr, active_ptr, row, row_head, length, complete * BLOCK, num_kept * SUB,
                 tl.sum(passes, 0) * SUB, length - complete * BLOCK, G, GP,
@@ -266,6 +282,7 @@ def ffd_attend(layer: FFDLayer, q: Tensor, scale: float, scratch: ScanScratch, k
     )
     # If not asked for it is never touched; any pointer stands in for it.
     kept_or_any = scratch.unit_max if kept is None else kept
+    units = layer.codes.shape[2] // m.test_size
     pieces = scratch.near_max.shape[1]
     partials = scratch.partials
     _ffd_attend_kernel[(num_splits + 1, g.batch_size * g.num_kv_heads)](
@@ -277,7 +294,7 @@ def ffd_attend(layer: FFDLayer, q: Tensor, scale: float, scratch: ScanScratch, k
         scratch.kept_list.shape[2],
         HKV=g.num_kv_heads, G=group, D=d, GM=padded(group, 16), GP=padded(group, 1), DP=padded_d, DQP=quarter,
         BLOCK=m.block_size, SUB=m.test_size, TILE=tile, TAIL_TILE=NEAR_TILE,
-        BUFFERS=buffers, UNIT_CHUNK=unit_chunk(scratch.unit_max.shape[1], group),
+        BUFFERS=buffers, UNIT_CHUNK=unit_chunk(units, group), FINE=m.test_size // scratch.unit,
         PIECES=pieces, PP=padded(pieces, 1), SPLITS=num_splits,
         RESIDUAL=RESIDUAL_KINDS[m.residual], COMPUTE=compute_dtype(g.dtype),
         PTX=gpu.ptx, SUBNORMAL=gpu.subnormals, RETURN_KEPT=kept is not None,

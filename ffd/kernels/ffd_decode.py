@@ -49,7 +49,7 @@ def ffd_decode(
     q = q.contiguous()
     scratch = scratch_of(layer.ledger, lambda: ScanScratch.allocate(layer))
     ffd_scan(layer, q, scale, scratch)
-    units = scratch.unit_max.shape[1]
+    units = layer.codes.shape[2] // layer.method.test_size
     g = layer.geometry
     logsumexp = torch.empty(q.shape[:2], dtype=torch.float32, device=q.device) if return_logsumexp else None
     kept = (

@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ffd.kernels.common import LOG2_E, follow_previous_launch
+from ffd.kernels.common import LOG2_E, follow_previous_launch, overtake_previous_launch
 from ffd.kernels.ffd_near import (
     block_operand,
     code_products,
@@ -44,17 +44,18 @@ if TYPE_CHECKING:
 
 
 @triton.jit
-def blocks_of_worker(
-    lengths_ptr, worker, num_workers, num_rows, HKV: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr
-):
-    """Which blocks a worker scans: ``row_head``, and ``first, first + stride, ..`` below ``complete``.
+def share_of_worker(
+    lengths_ptr, worker, num_workers, num_rows,
+    HKV: tl.constexpr, BLOCK: tl.constexpr, PARTS: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
+    """What a worker scans, PARTS pieces a block: row, row_head, and ``first, first + stride, ..`` below ``complete``.
 
     Every kv head gets workers in proportion to its row's blocks, so that a short row leaves its warps to a
-    long one, and they take its blocks in turn: runs of their own, a power of two apart, would all meet in a
-    few memory channels. A worker left over gets ``first == complete``.
+    long one, and they take its pieces in turn: runs of their own, a power of two apart, would all meet in a
+    few memory channels. A worker left over gets ``complete == 0``.
     """
     o_r = tl.arange(0, ROWS)
-    b_complete = tl.load(lengths_ptr + o_r, mask=o_r < num_rows, other=0) // BLOCK
+    b_complete = tl.load(lengths_ptr + o_r, mask=o_r < num_rows, other=0) // BLOCK * PARTS
     # Rounding up costs each head at most one worker, hence the heads taken off.
     spare = tl.maximum(num_workers - num_rows * HKV, 1)
     most_each = tl.maximum(tl.cdiv(tl.sum(b_complete, 0) * HKV, spare), 1)
@@ -65,8 +66,9 @@ def blocks_of_worker(
     complete = tl.sum(tl.where(o_r == row, b_complete, 0), 0)
     within = worker - tl.sum(tl.where(o_r < row, b_workers, 0), 0) * HKV
     each = tl.maximum(stride, 1)
-    row_head = (tl.minimum(row, num_rows - 1) * HKV + within // each % HKV).to(tl.int64)
-    return row_head, tl.where(stride > 0, within % each, 0), each, complete
+    row = tl.minimum(row, num_rows - 1)
+    row_head = (row * HKV + within // each % HKV).to(tl.int64)
+    return row, row_head, tl.where(stride > 0, within % each, 0), each, complete
 
 
 @triton.jit(do_not_specialize=["num_rows", "num_blocks"])
@@ -77,7 +79,7 @@ def _ffd_scan_kernel(
     BLOCK: tl.constexpr, SUB: tl.constexpr, TILE: tl.constexpr, UNITS: tl.constexpr, NEAR_TILE: tl.constexpr,
     ROWS: tl.constexpr, N_SINK: tl.constexpr, N_LOCAL: tl.constexpr, SINK_TILES: tl.constexpr, PIECES: tl.constexpr,
     RESIDUAL: tl.constexpr, STAGES: tl.constexpr, COMPUTE: tl.constexpr, PTX: tl.constexpr, SUBNORMAL: tl.constexpr,
-    PDL: tl.constexpr,
+    PARTS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Grid (B * Hkv * PIECES + workers,).
 
@@ -112,22 +114,28 @@ def _ffd_scan_kernel(
         top = tl.max(tl.where(near[:, None], scores, float("-inf")), 0)
         tl.store(near_max_ptr + program.to(tl.int64) * G + o_g, top, mask=o_g < G)
     else:
-        row_head, first, stride, complete = blocks_of_worker(
-            lengths_ptr, program - num_near, tl.num_programs(0) - num_near, num_rows, HKV, BLOCK, ROWS
+        row, row_head, first, stride, complete = share_of_worker(
+            lengths_ptr, program - num_near, tl.num_programs(0) - num_near, num_rows, HKV, BLOCK, PARTS, ROWS
         )
         if first < complete:
             q0, q1, q2, q3 = load_query_planes(q_ptr + row_head * G * D, scale_log2, G, D, GP, DQP)
-            follow_previous_launch(PDL)
+            # The append before this launch touches no block but one that it fills.
+            if tl.load(lengths_ptr + row) % BLOCK == 0:
+                follow_previous_launch(PDL)
+            else:
+                overtake_previous_launch(PDL)
             # Half steps are too small for the asynchronous copies of Triton's pipeline: prefetched by hand.
-            h0, h1, h2, h3 = load_half_steps(half_step_ptr + (row_head * num_blocks + first) * D, D, DQP)
-            for block in tl.range(first, complete, stride, num_stages=STAGES):
-                slot = row_head * num_blocks + block
+            first_slot = row_head * num_blocks + first // PARTS
+            h0, h1, h2, h3 = load_half_steps(half_step_ptr + first_slot * D, D, DQP)
+            for piece in tl.range(first, complete, stride, num_stages=STAGES):
+                slot = row_head * num_blocks + piece // PARTS
                 a0, a1, a2, a3, zero_point = block_operand(q0, q1, q2, q3, h0, h1, h2, h3, PTX)
-                following = tl.where(block + stride < complete, slot + stride, slot)
+                following = row_head * num_blocks + tl.minimum(piece + stride, complete - 1) // PARTS
                 h0, h1, h2, h3 = load_half_steps(half_step_ptr + following * D, D, DQP)
                 tl.store(zero_point_ptr + slot * G + o_g, zero_point, mask=o_g < G)
-                for part in tl.static_range(BLOCK // TILE):
-                    p_codes = codes_ptr + (slot * BLOCK + part * TILE) * (D // 4)
+                token = slot * BLOCK + piece % PARTS * (BLOCK // PARTS)
+                for part in tl.static_range(BLOCK // PARTS // TILE):
+                    p_codes = codes_ptr + (token + part * TILE) * (D // 4)
                     products = code_products(p_codes, a0, a1, a2, a3, D, DQP, TILE, PTX, SUBNORMAL)
                     if part * TILE % SUB == 0:
                         tops = products
@@ -137,7 +145,7 @@ def _ffd_scan_kernel(
                         # [TILE, GP] -> [UNITS, GP]. Unit and zero point are the block's: they follow the maximum.
                         scores = tl.max(tl.reshape(tops, [UNITS, TILE // UNITS, GP]), 1)
                         scores = scores * (SUBNORMAL_UNIT if SUBNORMAL else CONVERTED_UNIT) - zero_point[None, :]
-                        o_u = slot * (BLOCK // SUB) + part * TILE // SUB + tl.arange(0, UNITS)
+                        o_u = (token + part * TILE) // SUB + tl.arange(0, UNITS)
                         tl.store(unit_max_ptr + o_u[:, None] * G + o_g[None, :], scores, mask=(o_g < G)[None, :])
 
 
@@ -150,12 +158,21 @@ def near_tiles(method: FFD) -> tuple[int, int]:
     return triton.cdiv(method.n_sink, NEAR_TILE), triton.cdiv(method.n_local, NEAR_TILE) + 1
 
 
+def scan_workers(device: torch.device) -> int:
+    """Scan programs that run at once; a head may need one more for its odd blocks."""
+    return SCAN_WARPS * hardware(device).multiprocessors
+
+
 @dataclass(frozen=True)
 class ScanScratch:
     """What one FFD step hands from launch to launch."""
 
     unit_max: Tensor
-    """float32 [B * Hkv, units, G]: largest thumbnail score of each sub-block, log2 units; stale beyond the length."""
+    """float32 [B * Hkv, units, G]: largest thumbnail score of each unit, log2 units; stale beyond the length."""
+    unit: int
+    """Tokens of a unit: a sub-block, or the half of one."""
+    parts: int
+    """Pieces of a block that different scan programs take."""
     zero_point: Tensor
     """float32 [B * Hkv, blocks, G]: ``3 * sum(q * half_step)``, log2 units, to be subtracted from code products."""
     near_max: Tensor
@@ -169,7 +186,11 @@ class ScanScratch:
         """For a layer's capacity; `ATTEND_PROGRAMS` per multiprocessor."""
         g, m = layer.geometry, layer.method
         row_heads = g.batch_size * g.num_kv_heads
-        units = layer.codes.shape[2] // m.test_size
+        tokens = layer.codes.shape[2]
+        # Where warps are plenty, two share a block: its scan is a matter of latency then.
+        halves = m.block_size // 2 >= SCAN_TILE and 2 * row_heads * tokens // m.block_size <= scan_workers(g.device)
+        unit = min(m.test_size, m.block_size // 2) if halves else m.test_size
+        units = tokens // m.test_size
         # One wave, the tail's program included: a kv head's last program waiting for a slot costs a whole turn.
         splits = max(1, min(ATTEND_PROGRAMS * hardware(g.device).multiprocessors // row_heads - 1, units))
 
@@ -177,10 +198,12 @@ class ScanScratch:
             return torch.empty(row_heads, *shape, dtype=dtype, device=g.device)
 
         return cls(
-            unit_max=empty(units, g.group_size, dtype=torch.float32),
+            unit_max=empty(tokens // unit, g.group_size, dtype=torch.float32),
+            unit=unit,
+            parts=2 if halves else 1,
             zero_point=empty(layer.half_step.shape[2], g.group_size, dtype=torch.float32),
             near_max=empty(sum(near_tiles(m)), g.group_size, dtype=torch.float32),
-            kept_list=empty(splits, triton.cdiv(layer.codes.shape[2] // 16, splits), dtype=torch.int32),
+            kept_list=empty(splits, triton.cdiv(tokens // 16, splits), dtype=torch.int32),
             partials=Partials.allocate(row_heads, splits + 1, g.group_size, g.head_dim, g.device),
         )
 
@@ -201,17 +224,17 @@ def ffd_scan(layer: FFDLayer, q: Tensor, scale: float, scratch: ScanScratch) -> 
     num_near = row_heads * pieces
     tile = min(SCAN_TILE, m.block_size)
     # One wave with the near pieces in it: a second would double the time.
-    workers = SCAN_WARPS * gpu.multiprocessors - row_heads
-    workers = max(min(max(workers - num_near, workers // 2), row_heads * num_blocks), 0) + row_heads
+    workers = max(scan_workers(q.device) - num_near, scan_workers(q.device) // 2)
+    workers = min(workers, row_heads * num_blocks * scratch.parts) + row_heads
     refine = m.residual if m.pseudo_max == "refined" else "none"
     registers = {"maxnreg": SCAN_REGISTERS} if gpu.ptx else {}
     _ffd_scan_kernel[(num_near + workers,)](
         q, layer.codes, layer.half_step, stored_residual(layer), layer.tail, layer.lengths,
         scratch.unit_max, scratch.zero_point, scratch.near_max, scale * LOG2_E.value, g.batch_size, num_blocks,
         HKV=g.num_kv_heads, G=g.group_size, D=d, GP=padded(g.group_size, 8), DP=padded(d, 16), DQP=padded(d // 4, 16),
-        BLOCK=m.block_size, SUB=m.test_size, TILE=tile, UNITS=max(1, tile // m.test_size), NEAR_TILE=NEAR_TILE,
+        BLOCK=m.block_size, SUB=scratch.unit, TILE=tile, UNITS=max(1, tile // scratch.unit), NEAR_TILE=NEAR_TILE,
         ROWS=padded(g.batch_size, 1), N_SINK=m.n_sink, N_LOCAL=m.n_local, SINK_TILES=near_tiles(m)[0], PIECES=pieces,
-        RESIDUAL=RESIDUAL_KINDS[refine], STAGES=SCAN_STAGES, COMPUTE=compute_dtype(g.dtype),
+        RESIDUAL=RESIDUAL_KINDS[refine], PARTS=scratch.parts, STAGES=SCAN_STAGES, COMPUTE=compute_dtype(g.dtype),
         PTX=gpu.ptx, SUBNORMAL=gpu.subnormals, PDL=gpu.dependent_launch,
         num_warps=1, **registers, **gpu.launch_options,
     )  # fmt: skip

@@ -38,8 +38,9 @@ ATTEND_WARPS = 4
 """Warps per attending program."""
 ATTEND_TILE = 64
 """Tokens per step of an attending program, at most a sub-block."""
-ATTEND_BUFFERS = 2
-"""Kept tiles in flight per attending program."""
+ATTEND_BUFFERS = 3
+"""Kept tiles in flight per attending program; enough shared memory that no third program fits a multiprocessor,
+which would leave others idle when a dependent launch fills up early."""
 
 
 @dataclass(frozen=True)

@@ -48,6 +48,11 @@ class DenseLayer(MethodLayer):
 
     def append(self, keys: Tensor, values: Tensor) -> None:
         """Write one token per row at its own slot."""
+        if self.executor == "fused":
+            from ffd.kernels.kv_append import kv_append
+
+            kv_append(keys, values, self.keys, self.values, self.lengths)
+            return
         write_token(self.keys, keys, self.lengths)
         write_token(self.values, values, self.lengths)
 
