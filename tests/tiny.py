@@ -10,7 +10,9 @@ FAMILIES = ("llama", "qwen2", "qwen3", "mistral")
 VOCABULARY = 64
 
 
-def tiny_model(family: str, *, heads: int = 4, kv_heads: int = 2, head_dim: int = 16, layers: int = 2, **extra: Any) -> Any:
+def tiny_model(
+    family: str, *, heads: int = 4, kv_heads: int = 2, head_dim: int = 16, layers: int = 2, **extra: Any
+) -> Any:
     """A random model of a family; the same arguments give the same weights."""
     import transformers
 
