@@ -99,7 +99,7 @@ def dense_decode(q: Tensor, keys: Tensor, values: Tensor, lengths: Tensor, scale
     gpu = hardware(q.device)
     tile, buffers = fit_tile(64, 2 * padded(d, 16) * keys.element_size(), gpu.shared_memory // 2, 3)
     most = triton.cdiv(keys.shape[2], tile)
-    splits = max(1, min(triton.cdiv(2 * gpu.multiprocessors, b * hkv), most))
+    splits = max(1, min(2 * gpu.multiprocessors // (b * hkv), most))  # one wave
     partials = scratch_of(ledger, lambda: Partials.allocate(b * hkv, splits, group, d, q.device))
     out = torch.empty_like(q)
     _dense_decode_kernel[(splits, b * hkv)](

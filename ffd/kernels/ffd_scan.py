@@ -191,8 +191,10 @@ class ScanScratch:
         halves = m.block_size // 2 >= SCAN_TILE and 2 * row_heads * tokens // m.block_size <= scan_workers(g.device)
         unit = min(m.test_size, m.block_size // 2) if halves else m.test_size
         units = tokens // m.test_size
-        # One wave, the tail's program included: a kv head's last program waiting for a slot costs a whole turn.
-        splits = max(1, min(ATTEND_PROGRAMS * hardware(g.device).multiprocessors // row_heads - 1, units))
+        # One wave. Of many programs a head's tail is one; of few, the slot that its short program soon leaves is
+        # better used again by a split.
+        slots = ATTEND_PROGRAMS * hardware(g.device).multiprocessors // row_heads
+        splits = max(1, min(slots - 1 if slots > 8 else slots, units))
 
         def empty(*shape: int, dtype: torch.dtype) -> Tensor:
             return torch.empty(row_heads, *shape, dtype=dtype, device=g.device)
