@@ -128,7 +128,8 @@ def test_two_sweeps_at_once_do_not_mix(sweep, undisturbed, tmp_path):
 
 
 def test_an_interrupt_reaches_the_job_and_the_table_is_printed(sweep, tmp_path):
-    process = start([*sweep, f"out={tmp_path}"])
+    # A test suite in the background of a shell ignores the signal, and its children would inherit that.
+    process = start([*sweep, f"out={tmp_path}"], preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))
     deadline = time.monotonic() + 240
     while not any(p.stat().st_size for p in tmp_path.glob("runs/*/samples.jsonl")):
         assert time.monotonic() < deadline
