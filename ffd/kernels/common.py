@@ -28,21 +28,12 @@ def follow_previous_launch(PDL: tl.constexpr):
 
     With programmatic dependent launch a kernel's programs start while its predecessor still runs. Every
     kernel that is launched so calls this before it reads or writes what another launch of the step touches.
-    The next is admitted only after the wait, so whatever precedes the previous launch is complete already:
-    queries and lengths, which no such kernel writes, may be read before.
+    The next is admitted only after the wait. So where the previous launch is known to be one of these kernels,
+    what precedes that one is complete and visible, and may be read before. After any other kernel nothing may:
+    its results are only certain to have reached memory once the wait is over.
     """
     if PDL:
         tl.extra.cuda.gdc_wait()
-        tl.extra.cuda.gdc_launch_dependents()
-
-
-@triton.jit
-def overtake_previous_launch(PDL: tl.constexpr):
-    """Let the next launch be set up without waiting for the previous one, for programs that do not touch its data.
-
-    Others of the same launch must still wait, so that its completion implies the previous one's.
-    """
-    if PDL:
         tl.extra.cuda.gdc_launch_dependents()
 
 

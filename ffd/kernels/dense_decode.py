@@ -31,6 +31,7 @@ def _dense_decode_kernel(
     PDL: tl.constexpr,
 ):  # fmt: skip
     """Grid (SPLITS, B * Hkv). q [B, Hq, D]; k, v [B, Hkv, C, D]; lengths [B]; partials as in `Partials`."""
+    follow_previous_launch(PDL)
     split = tl.program_id(0)
     row_head = tl.program_id(1).to(tl.int64)
     row = row_head // HKV
@@ -45,7 +46,6 @@ def _dense_decode_kernel(
     p_q = q_ptr + (row_head * G + o_g)[:, None] * D + o_d[None, :]
     b_q = tl.load(p_q, mask=(o_g < G)[:, None] & m_d[None, :], other=0.0).to(COMPUTE)
 
-    follow_previous_launch(PDL)
     row_max = tl.full([GM], float("-inf"), tl.float32)
     sums = tl.zeros([GM, TILE], tl.float32)
     acc = tl.zeros([GM, DP], tl.float32)

@@ -73,6 +73,7 @@ def _ffd_append_kernel(
     RESIDUAL: tl.constexpr, CENTRE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Grid (B * Hkv, ceil(D / 4 / WIDTH)). The token goes to slot ``length - 1``."""
+    follow_previous_launch(PDL)
     row_head = tl.program_id(0).to(tl.int64)
     row = row_head // HKV
     head = row_head % HKV
@@ -93,7 +94,6 @@ def _ffd_append_kernel(
     k1, v1 = tl.load(p_k + o_d1, mask=m_c, other=0.0), tl.load(p_v + o_d1, mask=m_c)
     k2, v2 = tl.load(p_k + o_d2, mask=m_c, other=0.0), tl.load(p_v + o_d2, mask=m_c)
     k3, v3 = tl.load(p_k + o_d3, mask=m_c, other=0.0), tl.load(p_v + o_d3, mask=m_c)
-    follow_previous_launch(PDL)
     packed = tl.zeros([BLOCK, WIDTH], tl.int32)
     for plane in tl.static_range(4):
         o_d = plane * (D // 4) + o_c

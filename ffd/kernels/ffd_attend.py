@@ -213,7 +213,7 @@ def _ffd_attend_kernel(
         q1 = query_rows(p_q, 1, scale_log2, G, D, GM, DQP)
         q2 = query_rows(p_q, 2, scale_log2 * 0.25, G, D, GM, DQP)
         q3 = query_rows(p_q, 3, scale_log2 * 0.0625, G, D, GM, DQP)
-        follow_previous_launch(PDL)
+        follow_previous_launch(PDL)  # the scan; queries, lengths and margins are older than it
         o_n = tl.arange(0, PP)
         # [PP, GP]
         p_near = near_max_ptr + row_head * PIECES * G + o_n[:, None] * G + o_p[None, :]

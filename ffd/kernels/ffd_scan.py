@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ffd.kernels.common import LOG2_E, follow_previous_launch, overtake_previous_launch
+from ffd.kernels.common import LOG2_E, follow_previous_launch
 from ffd.kernels.ffd_near import (
     block_operand,
     code_products,
@@ -48,7 +48,7 @@ def share_of_worker(
     lengths_ptr, worker, num_workers, num_rows,
     HKV: tl.constexpr, BLOCK: tl.constexpr, PARTS: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """What a worker scans, PARTS pieces a block: row, row_head, and ``first, first + stride, ..`` below ``complete``.
+    """What a worker scans, PARTS pieces a block: row_head, and ``first, first + stride, ..`` below ``complete``.
 
     Every kv head gets workers in proportion to its row's blocks, so that a short row leaves its warps to a
     long one, and they take its pieces in turn: runs of their own, a power of two apart, would all meet in a
@@ -68,7 +68,7 @@ def share_of_worker(
     each = tl.maximum(stride, 1)
     row = tl.minimum(row, num_rows - 1)
     row_head = (row * HKV + within // each % HKV).to(tl.int64)
-    return row, row_head, tl.where(stride > 0, within % each, 0), each, complete
+    return row_head, tl.where(stride > 0, within % each, 0), each, complete
 
 
 @triton.jit(do_not_specialize=["num_rows", "num_blocks"])
@@ -86,6 +86,7 @@ def _ffd_scan_kernel(
     Writes unit_max [B, Hkv, units, G], zero_point [B, Hkv, blocks, G] and near_max [B, Hkv, PIECES, G]; a piece
     is a tile that may hold sink tokens or one that may hold local tokens, quantised or of the tail.
     """
+    follow_previous_launch(PDL)
     program = tl.program_id(0)
     num_near = num_rows * HKV * PIECES
     o_g = tl.arange(0, GP)
@@ -98,7 +99,6 @@ def _ffd_scan_kernel(
         start = tl.where(piece < SINK_TILES, piece, first_local + piece - SINK_TILES) * NEAR_TILE
         p_q = q_ptr + row_head * G * D
         scores = tl.full([NEAR_TILE, GP], float("-inf"), tl.float32)
-        follow_previous_launch(PDL)
         if start < quantised:
             slot = row_head * num_blocks * BLOCK + start
             p_half_step = half_step_ptr + (row_head * num_blocks + start // BLOCK) * D
@@ -114,16 +114,11 @@ def _ffd_scan_kernel(
         top = tl.max(tl.where(near[:, None], scores, float("-inf")), 0)
         tl.store(near_max_ptr + program.to(tl.int64) * G + o_g, top, mask=o_g < G)
     else:
-        row, row_head, first, stride, complete = share_of_worker(
+        row_head, first, stride, complete = share_of_worker(
             lengths_ptr, program - num_near, tl.num_programs(0) - num_near, num_rows, HKV, BLOCK, PARTS, ROWS
         )
         if first < complete:
             q0, q1, q2, q3 = load_query_planes(q_ptr + row_head * G * D, scale_log2, G, D, GP, DQP)
-            # The append before this launch touches no block but one that it fills.
-            if tl.load(lengths_ptr + row) % BLOCK == 0:
-                follow_previous_launch(PDL)
-            else:
-                overtake_previous_launch(PDL)
             # Half steps are too small for the asynchronous copies of Triton's pipeline: prefetched by hand.
             first_slot = row_head * num_blocks + first // PARTS
             h0, h1, h2, h3 = load_half_steps(half_step_ptr + first_slot * D, D, DQP)

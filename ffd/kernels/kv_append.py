@@ -16,6 +16,7 @@ def _kv_append_kernel(
     stride_row, stride_head, HKV: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Grid (B * Hkv,)."""
+    follow_previous_launch(PDL)
     row_head = tl.program_id(0).to(tl.int64)
     row = row_head // HKV
     head = row_head % HKV
@@ -25,7 +26,6 @@ def _kv_append_kernel(
     o_slot = row * stride_row + head * stride_head + (length - 1).to(tl.int64) * D + o_d
     b_k = tl.load(k_ptr + row * k_stride_row + head * k_stride_head + o_d, mask=m_d)
     b_v = tl.load(v_ptr + row * v_stride_row + head * v_stride_head + o_d, mask=m_d)
-    follow_previous_launch(PDL)
     tl.store(keys_ptr + o_slot, b_k, mask=m_d)
     tl.store(values_ptr + o_slot, b_v, mask=m_d)
 
