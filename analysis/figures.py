@@ -11,7 +11,7 @@ from pathlib import Path
 from analysis.files import write_text
 from analysis.labels import distinct_labels
 from analysis.load import Outputs, Run
-from analysis.measurements import kernel_timings
+from analysis.measurements import kernel_timings, timing_labels
 from analysis.tables.selection import keep_ratios, layer_sparsity
 from analysis.tables.sources import recipe
 from analysis.terminal import average
@@ -101,7 +101,10 @@ def svg(figure: Figure) -> str:
                 axes.hist(series.x, bins=20, range=(0, 100), alpha=0.7, label=series.label)
             elif figure.kind == "grid":
                 axes.grid(visible=False)
-                shown = axes.scatter(series.x, series.y, c=series.z, marker="s", s=45, vmin=0, vmax=100, cmap="viridis")
+                columns, rows = sorted(set(series.x)), sorted(set(series.y))
+                shares = dict(zip(zip(series.x, series.y, strict=True), series.z, strict=True))
+                grid = [[shares.get((x, y), float("nan")) for x in columns] for y in rows]
+                shown = axes.pcolormesh(columns, rows, grid, vmin=0, vmax=100, cmap="viridis", shading="nearest")
                 drawing.colorbar(shown, label="kept, %")
             else:
                 axes.plot(series.x, series.y, "o" if figure.kind == "points" else "o-", label=series.label, ms=4)
@@ -219,9 +222,7 @@ def _latency(outputs: Outputs) -> Figure:
         t for t in kernel_timings(outputs) if t.row["B"] == 1 and {"attend", "reduce"} <= set(t.row.get("step", ()))
     ]
     lines: dict[str, list[tuple[float, float, str]]] = {}
-    for t in timings:
-        kept = t.row.get("kept_target", 1.0)
-        label = str(t.row["method"]) + ("" if kept == 1.0 else f" kept {100 * kept:g} %")
+    for label, t in zip(timing_labels(timings), timings, strict=True):
         lines.setdefault(label, []).append((float(t.row["T"]), float(t.row["time_us"]), t.origin))
     series = tuple(
         Series(label, *(tuple(p[i] for p in sorted(points)) for i in range(3))) for label, points in lines.items()

@@ -27,7 +27,8 @@ def distinct_labels(methods: Sequence[Mapping[str, Any]]) -> list[str]:
     for method in methods:
         peers = [m for m in methods if m["name"] == method["name"]]
         knobs = dict.fromkeys(knob for peer in peers for knob in peer if knob not in ("name", "delta_unit"))
-        differing = [k for k in knobs if len({repr(p.get(k)) for p in peers}) > 1]
+        # A job that left no run tells only the knobs of its command line.
+        differing = [k for k in knobs if len({repr(p[k]) for p in peers if k in p}) > 1]
         labels.append(label(method, [k for k in differing if k not in _MAIN_KNOBS]))
     return labels
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,8 @@ class Timing:
     origin: str
     """Run id, or name of the record."""
     device: str
+    model: str
+    """What was timed, weights included."""
     row: Mapping[str, Any]
 
 
@@ -34,11 +36,26 @@ def step_timings(outputs: Outputs) -> list[Timing]:
     return _timings(outputs, "tokens_per_second")
 
 
+def timing_labels(timings: Sequence[Timing]) -> list[str]:
+    """Protocol, method, and the kept share of methods that were timed at several."""
+    targets: dict[str, set[Any]] = {}
+    for timing in timings:
+        targets.setdefault(timing.row["method"], set()).add(timing.row.get("kept_target"))
+    labels = []
+    for timing in timings:
+        row = timing.row
+        parts = [row.get("protocol"), row["method"]]
+        if targets[row["method"]] - {None, 1.0}:
+            parts.append(f"kept {100 * row['kept_target']:g} %")
+        labels.append(" ".join(str(part) for part in parts if part))
+    return labels
+
+
 def _timings(outputs: Outputs, field: str) -> list[Timing]:
     found = []
     for run in outputs.runs.values():
         device = str((run.summary.get("environment") or {}).get("device", "-"))
-        found += [Timing(run.run_id, device, row) for row in run.rows if field in row]
+        found += [Timing(run.run_id, device, run.model, row) for row in run.rows if field in row]
     return found or _records(outputs.root / "measurements", field) or _records(COMMITTED, field)
 
 
@@ -51,6 +68,6 @@ def _records(folder: Path, field: str) -> list[Timing]:
         except (OSError, ValueError, KeyError, TypeError):
             continue  # records of other kinds lie here too
         if isinstance(rows, list):
-            gpu = str(record.get("gpu", "-"))
-            found += [Timing(path.name, gpu, row) for row in rows if isinstance(row, dict) and field in row]
+            gpu, model = str(record.get("gpu", "-")), str(record.get("model", ""))
+            found += [Timing(path.name, gpu, model, row) for row in rows if isinstance(row, dict) and field in row]
     return found

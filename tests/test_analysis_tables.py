@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 import re
 from xml.etree import ElementTree
 
@@ -103,8 +104,29 @@ def test_every_published_number_is_somewhere(outputs):
     for found in build_tables(load(outputs)):
         notes = " ".join(found.notes)
         quoted = {c.published for c in found.cells if c.published}
-        shown |= {p for p in published() if p.text in quoted or p.text in notes}
+        shown |= {
+            p
+            for p in published()
+            if p.text in notes or any(p.text in q or f"{p.value} {p.unit} (" in q for q in quoted)
+        }
     assert shown == set(published())
+
+
+def test_times_name_their_record_and_stand_beside_the_papers(outputs):
+    row = {"method": "ffd", "B": 1, "T": 262080, "Hq": 32, "Hkv": 8, "d": 128, "dtype": "bfloat16", "l2": "cold"}
+    steps = [
+        {**row, "kept_target": 0.18, "time_us": 83.2, "step": ["attend", "reduce"]},
+        {**row, "kept_target": 0.18, "time_us": 40.0, "step": ["scan"]},
+        {**row, "kept_target": 1.0, "method": "sdpa_flash", "time_us": 286.2, "step": ["attend", "reduce"]},
+    ]
+    (outputs / "measurements").mkdir()
+    record = {"gpu": "NVIDIA H200", "rows": steps}
+    (outputs / "measurements" / "kernel.json").write_text(json.dumps(record))
+    found = table(outputs, "kernel_latency")
+    assert found.heading == ("ours: NVIDIA H200, Hq=32 Hkv=8 d=128 bfloat16, cold L2",)
+    ffd, flash = dict(found.rows)["B=1 T=262080"]
+    assert (ffd.value, ffd.run_ids, ffd.published) == (83.2, ("kernel.json",), "0.17 ms (RTX 4090)")
+    assert flash.published == "1.12 ms (RTX 4090)"
 
 
 def test_random_weights_are_headed_as_such(tmp_path):

@@ -49,8 +49,10 @@ def _figure(source: Source, path: str, digits: int, **fields: Any) -> Cell:
     value = source.run.figure(path)
     if value is None and source.status == "complete":
         why = (source.run.summary.get("null_reasons") or {}).get(path)
+        if why is None:
+            return source.cell(None, reason=f"{path}: not measured by runner={source.run.runner}", **fields)
         # Undefined for a reason of its own, which is not a fault of the run.
-        return Cell(None, digits, reason=why or "not measured by this runner", run_ids=(source.run.run_id,), **fields)
+        return Cell(None, digits, reason=why, run_ids=(source.run.run_id,), **fields)
     return source.cell(value, digits, n=len(source.run.samples), **fields)
 
 

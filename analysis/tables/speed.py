@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from analysis.cells import Cell, Table
 from analysis.load import Outputs
-from analysis.measurements import Timing, kernel_timings, step_timings
+from analysis.measurements import Timing, kernel_timings, step_timings, timing_labels
 from analysis.published import Published, of_artifact, quotations
 
 _VARIANTS = {
@@ -18,6 +18,9 @@ _VARIANTS = {
 }
 """The paper's variants and our method that is one, where there is one."""
 
+_MARGIN_THAT_KEEPS = {0.18: "ffd delta=5", 0.27: "ffd delta=7"}
+"""The paper's margins by the share that it says they keep on average."""
+
 
 def speed_tables(outputs: Outputs, size: str | None) -> list[Table]:
     """All tables of times; ``size`` does not apply: what was timed is shown with its shape."""
@@ -27,8 +30,6 @@ def speed_tables(outputs: Outputs, size: str | None) -> list[Table]:
         "kernel_latency",
         "One decode step of one layer, us",
         whole,
-        lambda t: f"B={t.row['B']} T={t.row['T']}",
-        _kernel_column,
         "time_us",
         of_artifact("kernel_latency"),
         "python run.py experiment=kernel_latency, on a GPU",
@@ -37,8 +38,6 @@ def speed_tables(outputs: Outputs, size: str | None) -> list[Table]:
         "throughput",
         "Tokens per second of whole decode steps",
         steps,
-        lambda t: f"B={t.row['B']} T={t.row['T']}",
-        lambda t: f"{t.row['protocol']} {t.row['method']}" + _kept(t),
         "tokens_per_second",
         of_artifact("throughput", "cuda_graph"),
         "python run.py experiment=throughput, on a GPU",
@@ -47,40 +46,54 @@ def speed_tables(outputs: Outputs, size: str | None) -> list[Table]:
 
 
 def _grid(
-    name: str,
-    title: str,
-    timings: Sequence[Timing],
-    row_of: Callable[[Timing], str],
-    column_of: Callable[[Timing], str],
-    value: str,
-    lines: Sequence[Published],
-    command: str,
+    name: str, title: str, timings: Sequence[Timing], value: str, lines: Sequence[Published], command: str
 ) -> Table:
-    columns = list(dict.fromkeys(column_of(t) for t in timings))
-    rows = []
-    for row in dict.fromkeys(row_of(t) for t in timings):
-        own = {column_of(t): t for t in timings if row_of(t) == row}
-        cells = tuple(_cell(own.get(column), value, f"{column} was not timed at {row}") for column in columns)
-        rows.append((row, cells))
-    quoted = quotations(lines)
-    devices = ", ".join(dict.fromkeys(t.device for t in timings))
-    heading = (f"ours: {devices}",) if timings else (f"not run: {command}",)
-    return Table(name, title, tuple(columns), tuple(rows), heading, quoted)
+    """Shapes down, methods across."""
+    cells: dict[str, dict[str, Timing]] = {}
+    columns: dict[str, None] = {}
+    for column, timing in zip(timing_labels(timings), timings, strict=True):
+        columns[column] = None
+        cells.setdefault(f"B={timing.row['B']} T={timing.row['T']}", {})[column] = timing
+    rows = tuple(
+        (row, tuple(_cell(own.get(column), value, lines, f"{column} was not timed at {row}") for column in columns))
+        for row, own in cells.items()
+    )
+    heading = tuple(dict.fromkeys(f"ours: {_conditions(t)}" for t in timings)) or (f"not run: {command}",)
+    placed = [p for t in timings for p in _quoted(t, lines)]
+    notes = quotations([p for p in lines if p not in placed])
+    return Table(name, title, tuple(columns), rows, heading, notes)
 
 
-def _kernel_column(timing: Timing) -> str:
-    return str(timing.row["method"]) + _kept(timing)
+def _conditions(timing: Timing) -> str:
+    """What a time depends on beside the table's axes."""
+    row = timing.row
+    geometry = f"Hq={row['Hq']} Hkv={row['Hkv']} d={row['d']} {row['dtype']}" if "Hkv" in row else timing.model
+    parts = (timing.device, geometry, f"{row['l2']} L2" if "l2" in row else "")
+    return ", ".join(part for part in parts if part)
 
 
-def _kept(timing: Timing) -> str:
-    target = timing.row.get("kept_target")
-    return "" if target in (None, 1.0) else f" kept {100 * target:g} %"
-
-
-def _cell(timing: Timing | None, value: str, why: str) -> Cell:
+def _cell(timing: Timing | None, value: str, lines: Sequence[Published], why: str) -> Cell:
     if timing is None:
         return Cell(marks=("missing",), reason=why)
-    return Cell(float(timing.row[value]), 1, run_ids=(timing.origin,))
+    quoted = _quoted(timing, lines)
+    beside = ", ".join(f"{p.value} {p.unit} ({p.hardware})" for p in quoted) or None
+    source = quoted[0].source if quoted else None
+    return Cell(float(timing.row[value]), 1, run_ids=(timing.origin,), published=beside, source=source)
+
+
+def _quoted(timing: Timing, lines: Sequence[Published]) -> list[Published]:
+    """The paper's numbers at this length: flash attention's, and FFD's at the margin that keeps this share."""
+    row = timing.row
+    if row["B"] != 1:
+        return []
+    if row["method"] == "sdpa_flash" or row.get("protocol") == "paper-flash":
+        names = {"flash_attention_2"}
+    elif row["method"] == "ffd":
+        names = {_MARGIN_THAT_KEEPS.get(row["kept_target"], "")} if "protocol" not in row else {"ffd"}
+    else:
+        return []
+    setting = f"context={round(row['T'] / 1024)}K"
+    return [p for p in lines if p.method in names and p.setting == setting and p.metric in ("latency", "throughput")]
 
 
 def _components(steps: Sequence[Timing]) -> Table:
@@ -94,10 +107,9 @@ def _components(steps: Sequence[Timing]) -> Table:
         rows.append((f"{method}: fused", (_component(steps, method, None),)))
     gains = [p for p in of_artifact("component_ablation", "selection_ablation") if p.metric == "speedup"]
     notes = quotations(gains)
-    devices = ", ".join(dict.fromkeys(t.device for t in steps)) or "not run"
-    return Table(
-        "component_speed", "Components: tokens per second", ("tok/s",), tuple(rows), (f"ours: {devices}",), notes
-    )
+    title = "Components: tokens per second, batch size 1"
+    heading = tuple(dict.fromkeys(f"ours: {_conditions(t)}" for t in steps)) or ("not run",)
+    return Table("component_speed", title, ("tok/s",), tuple(rows), heading, notes)
 
 
 def _component(steps: Sequence[Timing], method: str | None, quoted: Published | None) -> Cell:
