@@ -13,18 +13,18 @@ import torch
 from rich.table import Table
 from torch import Tensor
 
-from eval.fidelity import FidelityState, aggregate, pair_means, write_table
+from eval.fidelity import write_table
 from eval.fidelity.aggregate import distribution
 from eval.fidelity.curves import Curves, invert, margin_curves
-from eval.fidelity.replay import replay_with_ledger
 from eval.fidelity.traces import Trace
 from experiments import figures
 from experiments.config import RunConfig
 from experiments.errors import UsageError
 from experiments.lifecycle import Rows, StudyRun, code_and_machine
+from experiments.margins import at_margin, calibrated_method, curve_table, reached
 from experiments.progress import console
 from experiments.recording import record_traces
-from experiments.replay import bytes_ratio, load_traces
+from experiments.replay import load_traces
 from experiments.table import number, results
 from experiments.tracker import Tracker
 from experiments.trajectory import make_method
@@ -201,69 +201,3 @@ def split(items: Sequence[Item], holdout: float) -> tuple[list[Item], list[Item]
         fitted += own[: len(own) - count]
         held_out += own[len(own) - count :]
     return fitted, held_out
-
-
-def calibrated_method(method: Any, layers: Sequence[int], deltas: Sequence[Sequence[float]]) -> dict[str, Any]:
-    """The method's configuration with margins for every model layer, in nats; layers not measured keep ``delta``."""
-    base = make_method(method)
-    own = dict(zip(layers, deltas, strict=True))
-    rest = [float(getattr(base, "delta_nats", 0.0))] * len(deltas[0])
-    rows = [list(own.get(layer, rest)) for layer in range(max(layers) + 1)]
-    return {**dict(method), "delta_unit": "nat", "deltas": rows}
-
-
-def reached(
-    method: Method, traces: Sequence[Trace], target: str, per: str, value: float, executor: str
-) -> dict[str, Any] | None:
-    """What a method measures on traces; None without any.
-
-    ``pairs`` is the target's distribution over layer-head pairs (over layers and prompts for bytes), and
-    ``pairs_meeting`` the share that meets it; recall is that of the own selection where margins are per head.
-    """
-    if not traces:
-        return None
-    state, reports = FidelityState(16), []
-    for trace in traces:
-        observed, layers = replay_with_ledger(trace, method, executor=executor)
-        state = state.merge(observed)
-        reports.extend(layers)
-    metrics = aggregate(state)
-    numbers = {
-        "mass_recall": metrics["mass_recall"]["macro"],
-        "lse_error": metrics["lse_error"]["macro"],
-        "bytes_ratio": bytes_ratio(reports),
-    }
-    pairs = {
-        "mass_recall": pair_means(state, "mass_recall_selected" if per == "head" else "mass_recall"),
-        "lse_error": pair_means(state, "lse_error"),
-        "bytes_ratio": torch.tensor([sum(r.bytes_read.values()) / r.dense_bytes for r in reports], dtype=torch.float64),
-    }[target]
-    meeting = pairs >= value if target == "mass_recall" else pairs <= value
-    return {
-        "reached": numbers[target],
-        "pairs_meeting": float(meeting.double().mean()),
-        "pairs": distribution(pairs),
-        **numbers,
-        "keep_head": metrics["keep_head"]["macro"],
-        "keep_io": metrics["keep_io"]["macro"],
-        "prompts": len(traces),
-    }
-
-
-def at_margin(curves: Curves, margin: float) -> dict[str, float]:
-    """Row of the curve table for a margin that was tried."""
-    return next(row for row in curve_table(curves) if row["margin_nats"] == margin)
-
-
-def curve_table(curves: Curves) -> list[dict[str, float]]:
-    """Means over all pairs at each margin."""
-    return [
-        {
-            "margin_nats": margin,
-            "mass_recall": float(curves.recall[d].mean()),
-            "mass_recall_own": float(curves.recall_own[d].mean()),
-            "lse_error": float(curves.lse[d].mean()),
-            "bytes_ratio": float(curves.bytes_read[d].sum() / curves.dense_bytes.sum()),
-        }
-        for d, margin in enumerate(curves.margins)
-    ]
