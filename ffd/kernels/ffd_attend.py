@@ -66,14 +66,15 @@ def load_unit_maxima(unit_max_ptr, start, num_units, G, FINE: tl.constexpr, GP: 
 
 @triton.jit
 def collect_kept(
-    unit_max_ptr, b_near, delta, num_units, list_ptr, kept_ptr, split, num_splits, G,
+    unit_max_ptr, b_near, delta, num_units, current, list_ptr, kept_ptr, split, num_splits, G,
     FINE: tl.constexpr, PARTS: tl.constexpr, GP: tl.constexpr, CHUNK: tl.constexpr, RETURN_KEPT: tl.constexpr,
 ):  # fmt: skip
     """Test every sub-block against the pseudo-maximum and list this split's share of the kept ones, in tiles.
 
     b_near [pieces, GP] are the parts of the pseudo-maximum, delta [GP] the margins, log2 units. A sub-block is
-    kept if it passes for any head. Its PARTS tiles are dealt out to the splits in turn, so that their work is
-    even to a tile. Returns how many are kept in all, and who passed where: int32 [CHUNK, GP], to be summed.
+    kept if it passes for any head, or if it is ``current`` (-1: the current token is in the tail). Its PARTS
+    tiles are dealt out to the splits in turn, so that their work is even to a tile. Returns how many are kept
+    in all, and who passed where: int32 [CHUNK, GP], to be summed.
     """
     o_g = tl.arange(0, GP)
     num_kept = tl.zeros([], tl.int32)
@@ -86,7 +87,7 @@ def collect_kept(
         b_next = load_unit_maxima(unit_max_ptr, start + CHUNK, num_units, G, FINE, GP, CHUNK)
         unit = start + tl.arange(0, CHUNK)
         seen = (unit < num_units)[:, None] & (o_g < G)[None, :]
-        passed = ((b_max >= threshold[None, :]) & seen).to(tl.int32)
+        passed = (((b_max >= threshold[None, :]) | (unit == current)[:, None]) & seen).to(tl.int32)
         passes += passed
         kept = tl.max(passed, 1)
         rank = num_kept + tl.cumsum(kept, 0) - 1
@@ -223,6 +224,7 @@ def _ffd_attend_kernel(
         p_list = list_ptr + (row_head * SPLITS + split) * list_size
         num_kept, passes = collect_kept(
             unit_max_ptr + row_head * units * FINE * G, b_near, delta * LOG2_E, complete * (BLOCK // SUB),
+            tl.where(length == complete * BLOCK, complete * (BLOCK // SUB) - 1, -1),
             p_list, kept_ptr + row_head * units * G, split, SPLITS, G, FINE, parts, GP, UNIT_CHUNK, RETURN_KEPT,
         )  # fmt: skip
         if split == SPLITS - 1:  # the split with the fewest tiles counts

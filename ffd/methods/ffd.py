@@ -7,7 +7,8 @@ Rule ("Faster Than Flash", arXiv:2609.00097, section 3), per kv head with G quer
 2. Every query head scores all thumbnails; its pseudo-maximum is the largest score among the first
    ``n_sink`` and the last ``n_local`` tokens: refined by the residual, the tail's exact.
 3. A sub-block passes for a head if its largest score is at least ``pseudo_max - delta``; it is kept if
-   it passes for any head of the group. The tail is always kept.
+   it passes for any head of the group. The current token is always kept: with the whole tail or, in the
+   step that completes a block, with its sub-block (a head's thumbnails may all miss the threshold).
 4. Kept scores are the scan's plus the residual's: nothing is scored twice.
 
 Published settings are the defaults. What the official code does otherwise is behind switches
@@ -241,6 +242,9 @@ class FFDLayer(MethodLayer):
         near = scan + refinement if m.pseudo_max == "refined" else scan
         floor = reference.pseudo_max(near, self.lengths, m.n_sink, m.n_local)
         passed = reference.unit_max(scan, thumbnails, m.test_size) >= (floor - self.delta_nats)[..., None]
+        units = torch.arange(passed.shape[-1], device=q.device)
+        current = (units == (self.lengths[:, None] - 1) // m.test_size) & (quantised == self.lengths)[:, None]
+        passed |= current[:, None]
         tail = seen & ~thumbnails
         selected = reference.expand_units(passed, m.test_size, n) & thumbnails | tail
         union = reference.union_over_group(selected, self.geometry.num_kv_heads)
