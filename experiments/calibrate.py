@@ -33,6 +33,7 @@ from ffd.methods import Method, method_class
 
 RESULT = "calibration"
 """Task of the row that holds the result."""
+_COSTS = ("keep_head", "keep_io", "bytes_ratio")
 
 
 def run_calibrate(config: RunConfig) -> int:
@@ -168,14 +169,9 @@ class CalibrateRun(StudyRun):
         ):
             row = summary[key]
             if row is not None:
-                figures_of = [
-                    row["reached"],
-                    row["pairs_meeting"],
-                    row["keep_head"],
-                    row["keep_io"],
-                    row["bytes_ratio"],
-                ]
-                out.add_row(margins, prompts, *(number(x, 4) for x in figures_of))
+                worst = row["pairs"]["min" if c["target"] == "mass_recall" else "max"]
+                numbers = (row["reached"], row["pairs_meeting"], worst, *(row[cost] for cost in _COSTS))
+                out.add_row(margins, prompts, *(number(x, 4) for x in numbers))
         results().print(out)
         enough = summary["uniform_for_all"]
         if enough is not None:
@@ -184,9 +180,6 @@ class CalibrateRun(StudyRun):
                 f"mass recall {number(enough['mass_recall'], 4)}, bytes {number(enough['bytes_ratio'], 4)}"
             )
         results().print(f"run with: python run.py method.deltas={self.store.folder / 'method.yaml'}")
-
-
-_COSTS = ("keep_head", "keep_io", "bytes_ratio")
 
 
 def split(items: Sequence[Item], holdout: float) -> tuple[list[Item], list[Item]]:

@@ -115,7 +115,10 @@ def test_the_runner_writes_what_ffd_accepts(tiny_folder: Any, tmp_path: Any, mon
     assert summary["prompts"] == {"calibration": 3, "held_out": 1}
     assert summary["calibrated"]["pairs"]["min"] >= 0.9
     assert summary["held_out"]["reached"] >= 0.9 - 0.02  # prompts of one task look alike
-    assert "held out" in capsys.readouterr().out
+    (line,) = (x for x in capsys.readouterr().out.splitlines() if "held out" in x and "per head" in x)
+    row = summary["held_out"]
+    shown = (row["reached"], row["pairs_meeting"], row["pairs"]["min"], row["keep_head"], row["keep_io"])
+    assert [cell.strip() for cell in line.split("│")[3:8]] == [f"{value:.4f}" for value in shown]
     written = yaml.safe_load((folder / "method.yaml").read_text())
     assert [len(row) for row in written["deltas"]] == [4, 4]
     # The configuration runs: the same prompts, the margins in place, at least the recall that was asked for.
