@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import errno
-import time
 from collections.abc import Sequence
 from typing import Any
 
 from eval.models import LoadedModel, ModelError, load_model
 from eval.records import Sample
 from experiments import summary as summarise
+from experiments.accuracy_summary import build_summary
 from experiments.config import RunConfig
 from experiments.environment import describe as describe_environment
 from experiments.environment import device_class, versions
@@ -19,6 +19,7 @@ from experiments.fidelity_log import FidelityLog
 from experiments.identity import code_fingerprint, digest, run_id
 from experiments.prepare import Prepared, prepare, prompts_fingerprint
 from experiments.progress import RunProgress, console
+from experiments.sample_run import run_sample
 from experiments.shards import Shard, absorb_shards, fidelity_elsewhere, merged_fidelity, open_store
 from experiments.store import RunStore, read_json
 from experiments.table import print_summary
@@ -240,40 +241,8 @@ class AccuracyRun:
             raise UsageError(str(error)) from None
 
     def _run_sample(self, engine: Any, loaded: LoadedModel, sample: Sample, fidelity: FidelityLog) -> dict[str, Any]:
-        started = time.perf_counter()
-        suite = self.prepared.suite
-        ids = suite.encode(sample)
         fidelity.start()
-        generation = engine.generate(
-            [ids],
-            sample.max_new_tokens,
-            stop_tokens(loaded, sample),
-            min_new_tokens=sample.min_new_tokens,
-        )
-        tokens = generation.tokens[0]
-        prediction = loaded.tokenizer.decode(tokens, skip_special_tokens=True)
-        return {
-            "task": sample.task,
-            "index": sample.index,
-            "prompt_fingerprint": sample.fingerprint,
-            "bos_count": leading_bos(ids, loaded.tokenizer.bos_token_id),
-            "truncated": sample.truncated,
-            "prediction": prediction,
-            "references": list(sample.references),
-            "score": suite.score(sample, prediction),
-            "prompt_tokens": len(ids),
-            "new_tokens": len(tokens),
-            "seconds": time.perf_counter() - started,
-            "timing": {
-                "prefill_s": generation.prefill_seconds,
-                "ttft_s": generation.ttft_seconds,
-                "decode_s": generation.decode_seconds,
-                "timed_tokens": generation.timed_tokens,
-                "probe_s": generation.probe_seconds,
-            },
-            "extra": dict(sample.extra),
-            "ledger": generation.ledger.totals(),
-        }
+        return run_sample(engine, loaded, self.prepared.suite, sample)
 
     def _record_failure(self, rows: Any, error: Exception, tracker: Tracker) -> None:
         full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
@@ -296,50 +265,10 @@ class AccuracyRun:
     def _write_summary(
         self, rows: dict[tuple[str, int], dict[str, Any]], status: str, reason: str | None
     ) -> dict[str, Any]:
-        prepared = self.prepared
-        ordered = [rows[s.task, s.index] for s in prepared.samples if (s.task, s.index) in rows]
-        text = prepared.model.config.get_text_config(decoder=True)
-        sparsity, sparsity_reasons = summarise.sparsity(
-            ordered, text.num_attention_heads, getattr(text, "num_key_value_heads", None) or text.num_attention_heads
+        fidelity = merged_fidelity(self.store.folder, self.unit).summary()
+        built = build_summary(
+            self.prepared, self._method, list(rows.values()), self.static, fidelity, all_dense=self._all_dense
         )
-        timing, timing_reasons = summarise.timing(ordered)
-        validity, _ = summarise.validity(ordered, prepared.plan, self.static)
-        values, fidelity_reasons = merged_fidelity(self.store.folder, self.unit).summary()
-        if self._all_dense:
-            fidelity_reasons = dict.fromkeys(fidelity_reasons, "all layers are dense by configuration")
-        summary = {
-            "run_id": self.store.run_id,
-            "status": status,
-            "reason": reason,
-            "method": dict(self.config.method),
-            "reads_everything": self._method.reads_everything,
-            "model": {"name": prepared.model.name, "revision": prepared.model.revision},
-            "task": prepared.task,
-            "accuracy": summarise.accuracy(prepared.suite, prepared.plan, ordered),
-            "sparsity": sparsity,
-            "fidelity": values,
-            "validity": validity,
-            "timing": timing,
-            "skipped": [vars(s) for s in prepared.plan.skipped],
-            "notes": list(prepared.notes),
-            "null_reasons": {**sparsity_reasons, **timing_reasons, **fidelity_reasons},
-            "environment": describe_environment(),
-        }
+        summary = {"run_id": self.store.run_id, "status": status, "reason": reason, **built}
         self.store.write_json("summary.json", summary)
         return summary
-
-
-def stop_tokens(loaded: LoadedModel, sample: Sample) -> list[int]:
-    """Ids that end a generation: the model's own, and the last token of each stop string of the sample."""
-    ids = set(loaded.eos_token_ids)
-    for text in sample.stop_strings:
-        ids.add(loaded.tokenizer.encode(text, add_special_tokens=False)[-1])
-    return sorted(ids)
-
-
-def leading_bos(ids: Sequence[int], bos: int | None) -> int:
-    """BOS tokens a prompt begins with; more than one means that template and tokenizer both added it."""
-    count = 0
-    while bos is not None and count < len(ids) and ids[count] == bos:
-        count += 1
-    return count

@@ -11,11 +11,11 @@ import torch
 
 from eval.models import LoadedModel, ModelDescription, ModelError, ModelSpec, describe, load_model
 from eval.records import Sample
-from experiments.accuracy import stop_tokens
 from experiments.config import RunConfig
 from experiments.errors import UsageError
 from experiments.identity import digest
 from experiments.prepare import prepare, prompts_fingerprint
+from experiments.sample_run import stop_tokens
 from ffd.executor import ExecutorError, resolve_executor
 
 
