@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import Any
 
 from eval.data.hub import quiet
@@ -57,6 +58,8 @@ class ModelDescription:
 
     name: str
     """The specification's name."""
+    label: str
+    """What tables call it: the name, or the last part of the path it was loaded from."""
     family: str
     """The configuration's model type (llama, qwen2, qwen3, mistral, ...), but llama3 for Llama-3's chat tokens."""
     revision: str
@@ -164,6 +167,7 @@ def _describe(spec: ModelSpec, files: ModelFiles) -> ModelDescription:
         raise _unreadable(files, "configuration", error) from None
     return ModelDescription(
         name=spec.name,
+        label=spec.name if spec.path is None else Path(spec.path).name,
         family=_family(config, tokenizer),
         revision=files.identity or f"hub-{config._commit_hash}",
         context_length=_context_length(files, config),

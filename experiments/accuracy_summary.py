@@ -50,7 +50,7 @@ def build_summary(
     return {
         "method": dict(prepared.config.method),
         "reads_everything": method.reads_everything,
-        "model": {"name": prepared.model.name, "revision": prepared.model.revision},
+        "model": {"name": prepared.model.label, "revision": prepared.model.revision},
         "task": prepared.task,
         "accuracy": summarise.accuracy(prepared.suite, prepared.plan, ordered),
         "sparsity": sparsity,

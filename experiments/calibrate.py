@@ -128,7 +128,7 @@ class CalibrateRun(StudyRun):
         return {
             "trajectory": "dense",
             "method": dict(self.config.method),
-            "model": {"name": self.workload.model.name, "revision": self.workload.model.revision},
+            "model": {"name": self.workload.model.label, "revision": self.workload.model.revision},
             "task": self.workload.task,
             "calibrate": dict(vars(self.config.calibrate)),
             "prompts": {"calibration": len(self.fitted), "held_out": len(self.held_out)},

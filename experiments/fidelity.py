@@ -149,7 +149,7 @@ class FidelityRun(StudyRun):
             "problem": broken[0].detail if broken and broken[0] is laws[0] else None,
             "trajectory": "dense",
             "method": dict(self.config.method),
-            "model": {"name": self.workload.model.name, "revision": self.workload.model.revision},
+            "model": {"name": self.workload.model.label, "revision": self.workload.model.revision},
             "task": self.workload.task,
             "sparsity": sparsity,
             "counted": COUNTED,

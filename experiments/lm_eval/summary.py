@@ -85,7 +85,7 @@ def summary(
         "reason": reason,
         "method": dict(config.method),
         "reads_everything": prepared.method.reads_everything,
-        "model": {"name": prepared.model.name, "revision": prepared.model.revision},
+        "model": {"name": prepared.model.label, "revision": prepared.model.revision},
         "task": {"name": "lm_eval", **asdict(prepared.task)},
         "accuracy": accuracy,
         "sparsity": sparsity,
