@@ -30,14 +30,11 @@ _exit_codes: list[int] = []
 @hydra.main(version_base="1.3", config_path=str(Path(__file__).resolve().parent / "conf"), config_name="config")
 def job(composed: Any) -> None:
     """One run."""
-    from hydra.core.hydra_config import HydraConfig
-    from hydra.types import RunMode
-
     from experiments.main import execute
+    from experiments.under_sweep import is_job_of_a_sweep
 
-    multirun = HydraConfig.get().mode == RunMode.MULTIRUN
     try:
-        code = execute(OmegaConf.to_container(composed, resolve=True), multirun=multirun)
+        code = execute(OmegaConf.to_container(composed, resolve=True), multirun=is_job_of_a_sweep())
     except (UsageError, RunFailedError) as error:
         # Handled here: what leaves a job is reported by Hydra in words of its own.
         print(f"error: {one_line(error)}", file=sys.stderr)

@@ -42,6 +42,7 @@ def random_model(family: str, root: Path) -> Path:
 def _write(family: str, folder: Path) -> None:
     import torch
 
+    from eval.data.hub import quiet
     from eval.models import ModelSpec, load_tokenizer
 
     tokenizer = load_tokenizer(ModelSpec())
@@ -53,7 +54,8 @@ def _write(family: str, folder: Path) -> None:
         if parameter.ndim == 2:
             # Wide enough that attention scores spread over several nats, as a trained model's do.
             torch.nn.init.normal_(parameter, std=2.5 / parameter.shape[1] ** 0.5)
-    model.save_pretrained(folder)
+    with quiet():
+        model.save_pretrained(folder)
 
 
 def _model(family: str, vocabulary: int, end: int) -> Any:

@@ -12,6 +12,7 @@ from experiments.jobs import CONF
 
 SIZES = ("smoke", "small", "paper")
 ALL = "all"
+_NO_GPU = "needs a GPU"
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,10 @@ def load_recipe(name: str, size: str) -> Recipe:
     recipe = yaml.safe_load((CONF / "experiment" / f"{name}.yaml").read_text())
     own = recipe["sizes"][size]
     sweeps = tuple((*recipe.get("common", ()), *line.split()) for line in own["sweeps"])
-    return Recipe(name, size, sweeps, own.get("random"), _obstacle(sweeps, own.get("needs")))
+    obstacle = _obstacle(sweeps, own.get("needs"))
+    if obstacle == _NO_GPU and recipe["sizes"]["smoke"].get("needs") != "gpu":
+        obstacle += "; size=smoke runs without one"
+    return Recipe(name, size, sweeps, own.get("random"), obstacle)
 
 
 def _obstacle(sweeps: tuple[tuple[str, ...], ...], needs: str | None) -> str | None:
@@ -58,7 +62,7 @@ def _obstacle(sweeps: tuple[tuple[str, ...], ...], needs: str | None) -> str | N
         if runner not in RUNNERS:
             return f"runner={runner} is not part of this version"
     if needs == "gpu" and not visible_gpus():
-        return "needs a GPU"
+        return _NO_GPU
     if needs == "longbench" and not _has_longbench():
         return "needs LongBench's data: python -m eval.data fetch longbench/data, or FFD_LONGBENCH=FOLDER"
     return None

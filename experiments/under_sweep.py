@@ -15,6 +15,11 @@ PARENT = "FFD_JOB_PARENT"
 _PR_SET_PDEATHSIG = 1
 
 
+def is_job_of_a_sweep() -> bool:
+    """Whether a sweep started this process."""
+    return RUN_ID_FILE in os.environ
+
+
 def announce_run(run_id: str) -> None:
     """Tell the sweep which run this is."""
     path = os.environ.get(RUN_ID_FILE)

@@ -61,7 +61,6 @@ def test_lists_are_values_not_sweeps():
 
 
 def test_shards_are_jobs_of_their_own():
-    pytest.importorskip("experiments.shards")
     assert len(lines("shard=1/2,2/2")) == 2
 
 
@@ -107,6 +106,14 @@ def test_every_recipe_composes(name, size):
         assert plan(recipe.sweeps)
 
 
+def test_a_recipe_for_a_gpu_says_what_runs_without_one(monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert recipes.load_recipe("ruler_32k", "paper").skip == "needs a GPU; size=smoke runs without one"
+    assert recipes.load_recipe("ruler_32k", "smoke").skip is None
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    assert recipes.load_recipe("ruler_32k", "paper").skip is None
+
+
 def test_the_paper_is_covered():
     assert set(recipes.names()) >= {
         "kernel_latency", "throughput", "ruler_32k", "longbench", "retrieval_quality", "headwise", "selection",
@@ -127,3 +134,22 @@ def test_recipes_that_are_not_there(arguments, message):
     with pytest.raises(UsageError) as caught:
         run_sweep(arguments)
     assert message in str(caught.value)
+
+
+def test_random_models_are_made_once_alike_and_named_as_such(tmp_path):
+    from eval.data import SourceUnavailable
+    from experiments.random_model import random_model
+
+    try:
+        folder = random_model("qwen2", tmp_path / "a")
+    except SourceUnavailable as error:
+        pytest.skip(f"the embedded model's tokenizer is not here: {error}")
+    assert folder.name == "random-qwen2"
+    weights = folder / "model.safetensors"
+    made = weights.stat().st_mtime_ns
+    assert random_model("qwen2", tmp_path / "a") == folder
+    assert weights.stat().st_mtime_ns == made
+    again = random_model("qwen2", tmp_path / "b") / "model.safetensors"
+    assert weights.read_bytes() == again.read_bytes()
+    with pytest.raises(ValueError, match="random=gpt: expected one of llama, qwen2"):
+        random_model("gpt", tmp_path)
