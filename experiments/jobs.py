@@ -50,7 +50,7 @@ def combinations(arguments: Sequence[str]) -> list[tuple[str, ...]]:
             if override.is_sweep_override():
                 axes[key] = [f"{key}={value}" for value in override.sweep_string_iterator()]
             else:
-                axes[key] = [key if override.is_delete() else f"{key}={override.get_value_element_as_str()}"]
+                axes[key] = [str(override.input_line)]  # as typed: interpolations and quotes included
     except HydraException as error:
         raise UsageError(hydra_line(error, arguments)) from None
     return list(itertools.product(*axes.values()))

@@ -60,6 +60,12 @@ def test_lists_are_values_not_sweeps():
     assert lines("task.tasks=[vt,fwe]", "seed=1,2") == ["task.tasks=[vt,fwe] seed=1", "task.tasks=[vt,fwe] seed=2"]
 
 
+def test_values_stay_as_typed(monkeypatch):
+    monkeypatch.setenv("SOME_FOLDER", "/data")
+    typed = ["task.data_dir=${oc.env:SOME_FOLDER}", "model.path='a,b'", "seed=1,2"]
+    assert lines(*typed) == [" ".join([*typed[:2], f"seed={i}"]) for i in (1, 2)]
+
+
 def test_shards_are_jobs_of_their_own():
     assert len(lines("shard=1/2,2/2")) == 2
 
