@@ -149,7 +149,7 @@ def test_an_interrupt_reaches_the_job_and_the_table_is_printed(sweep, tmp_path):
         ("joblib", "hydra_plugins.hydra_joblib_launcher", ["hydra.launcher.n_jobs=2"]),
         ("submitit_local", "hydra_plugins.hydra_submitit_launcher", ["hydra.launcher.timeout_min=10"]),
         pytest.param(
-            "ray", "hydra_plugins.hydra_ray_launcher", ["hydra.launcher.ray.init.num_cpus=1"], marks=pytest.mark.slow
+            "ray", "hydra_plugins.hydra_ray_launcher", ["+hydra.launcher.ray.init.num_cpus=1"], marks=pytest.mark.slow
         ),
     ],
 )
