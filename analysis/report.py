@@ -24,6 +24,7 @@ th, td { padding: .25rem .6rem; border-bottom: 1px solid var(--line); text-align
 th:first-child, td:first-child { text-align: left; position: sticky; left: 0; background: Canvas; max-width: 45vw; }
 td small { display: block; opacity: .75; white-space: nowrap; }
 .mark { color: var(--bad); } .paper { color: var(--paper); }
+td small.paper { white-space: normal; min-width: 7rem; }
 .heading { margin: 0 0 .5rem; opacity: .85; } .random { color: var(--bad); font-weight: 600; }
 ul { font-size: .85rem; padding-left: 1.1rem; } code { overflow-wrap: anywhere; }
 figure { margin: 1.5rem 0; } figure svg { max-width: 100%; height: auto; background: #fff; }
@@ -76,7 +77,7 @@ def _table(table: Table) -> str:
     return (
         f'<section id="{table.name}"><h2>{escape(table.title)}</h2>{heading}{body}'
         + (f"<ul>{notes}</ul>" if notes else "")
-        + (f"<details><summary>{len(ids)} runs</summary>{runs}</details>" if ids else "")
+        + (f"<details><summary>{len(ids)} run{"" if len(ids) == 1 else "s"}</summary>{runs}</details>" if ids else "")
         + "</section>"
     )
 

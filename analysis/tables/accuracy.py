@@ -15,6 +15,7 @@ from analysis.stats import Result
 from analysis.tables.sources import Recipe, Source, recipe
 
 _AVERAGES = {"average": "average", "macro": "macro (mean of categories)"}
+_OVERALL = (*_AVERAGES, "flat")
 _PUBLISHED_AVERAGES = ("avg", "avg over six categories")
 """Their settings; RULER's is the plain mean, LongBench's the mean of categories."""
 
@@ -83,10 +84,13 @@ def _score(source: Source, task: str, lines: Sequence[Published]) -> Cell:
         interval = entry.get("ci95")
         bounds = None if interval is None else (float(interval[0]), float(interval[1]))
         return source.cell(entry["score"], interval=bounds, n=entry["n"], **beside)
+    if entry is None:
+        why = f"{source.label}: {task}: no task of this average was run"
+        return source.cell(None, reason=why, marks=("missing",), **beside)
     partial = bool(_accuracy(source).get("average_partial"))
-    n = sum(e["n"] for e in _accuracy(source).values() if isinstance(e, Mapping) and "n" in e)
-    why = f"{source.label}: no task of this average was run"
-    return source.cell(entry, why=why, n=n, marks=source.marks(partial_average=partial), **beside)
+    # Of an average over a part of the tasks the stored summary does not say how many samples it has.
+    n = sum(e["n"] for e in _accuracy(source).values() if isinstance(e, Mapping)) if task in _OVERALL else None
+    return source.cell(entry, n=n, marks=source.marks(partial_average=partial), **beside)
 
 
 def _is_task(line: Published, task: str) -> bool:
