@@ -74,10 +74,11 @@ def _table(table: Table) -> str:
     notes = "".join(f"<li>{escape(line)}</li>" for line in (*table.explained, *table.notes))
     ids = dict.fromkeys(run_id for cell in table.cells for run_id in cell.run_ids)
     runs = ", ".join(f"<code>{escape(run_id)}</code>" for run_id in ids)
+    plural = "" if len(ids) == 1 else "s"
     return (
         f'<section id="{table.name}"><h2>{escape(table.title)}</h2>{heading}{body}'
         + (f"<ul>{notes}</ul>" if notes else "")
-        + (f"<details><summary>{len(ids)} run{"" if len(ids) == 1 else "s"}</summary>{runs}</details>" if ids else "")
+        + (f"<details><summary>{len(ids)} run{plural}</summary>{runs}</details>" if ids else "")
         + "</section>"
     )
 
