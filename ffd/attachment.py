@@ -5,85 +5,78 @@ from __future__ import annotations
 from types import TracebackType
 from typing import Any
 
+import torch
+
 from ffd.attention import register
 from ffd.cache import SparseCache, UnsupportedModelError
 from ffd.engine import cache_keyword
+from ffd.executor import resolve_executor
 from ffd.methods import Method
 from ffd.report import LedgerReport, read_ledger
 
+_HOOK = "_prepare_cache_for_generation"
+
 
 class Attachment:
-    """A model whose ``generate`` decodes by a method, until `detach` (or the end of a ``with`` block)."""
+    """A model whose ``generate`` decodes by a method, until `detach` (or the end of a ``with`` block).
+
+    ``generate`` itself is left alone. What is replaced is the one step in it that makes the cache, by
+    when transformers has resolved lengths, masks and repeats.
+    """
 
     def __init__(self, model: Any, method: Method, executor: str = "auto") -> None:
+        if not isinstance(method, Method):
+            raise TypeError(f"method={method!r}: expected a method such as FFD(delta=7)")
+        if _HOOK in vars(model):
+            raise UnsupportedModelError("this model has a sparse method attached already: detach it first")
+        resolve_executor(executor, model.device)
         self.model = model
         self.method = method
         self.executor = executor
         self.cache: SparseCache | None = None
         self._previous = model.config._attn_implementation
-        self._generate = model.generate
-        self._had_own_generate = "generate" in vars(model)
         model.set_attn_implementation(register())
-        model.generate = self.generate
+        setattr(model, _HOOK, self._prepare_cache)
 
-    def generate(self, inputs: Any = None, generation_config: Any = None, **kwargs: Any) -> Any:
-        """Run ``model.generate`` with a fresh sparse cache; takes the same arguments.
-
-        Raises
-        ------
-        UnsupportedModelError
-            For beam search, assisted decoding, a cache of the caller's, or embeddings as input.
-        """
-        input_ids = inputs if inputs is not None else kwargs.pop("input_ids", None)
-        if input_ids is None:
-            raise UnsupportedModelError("inputs_embeds: sparse decoding needs input_ids")
-        for name in ("cache", "past_key_values", "assistant_model", "cache_implementation", "prompt_lookup_num_tokens"):
-            if kwargs.get(name) is not None:
-                raise UnsupportedModelError(f"{name}: not supported while a sparse method is attached")
-        # generate() would resolve these itself, but the cache has to be allocated before it starts.
-        config, _ = self.model._prepare_generation_config(
-            generation_config, **{k: v for k, v in kwargs.items() if k != "attention_mask"}
-        )
-        if (config.num_beams or 1) > 1:
-            raise UnsupportedModelError(f"num_beams={config.num_beams}: beam search is not supported; use num_beams=1")
-        if config.use_cache is False:
-            raise UnsupportedModelError("use_cache=False: sparse decoding lives in the cache")
-        width = input_ids.shape[1]
-        if config.max_new_tokens is not None:
-            capacity = width + config.max_new_tokens
-        else:
-            capacity = config.max_length or width + 20  # transformers' own default budget
-        mask = kwargs.get("attention_mask")
-        lengths = [width] * input_ids.shape[0] if mask is None else mask.sum(dim=1).tolist()
-        repeats = config.num_return_sequences or 1
-        lengths = [length for length in lengths for _ in range(repeats)]
+    def _prepare_cache(
+        self, generation_config: Any, model_kwargs: dict[str, Any], generation_mode: Any, *sizes: int
+    ) -> None:
+        """Stand in for ``GenerationMixin._prepare_cache_for_generation``: put a fresh sparse cache into the call."""
+        keyword = cache_keyword(self.model)
+        _refuse_unsupported(generation_config, model_kwargs, generation_mode, keyword)
+        # transformers drops a mask of ones and keeps the positions that it had derived from it.
+        mask = model_kwargs.get("attention_mask")
+        mask = torch.ones_like(model_kwargs["position_ids"]).bool() if mask is None else mask.bool()
+        if bool((mask[:, :-1] & ~mask[:, 1:]).any()) or not bool(mask[:, -1].all()):
+            raise UnsupportedModelError("attention_mask: prompts must be padded on the left, without holes")
         self.cache = SparseCache(
             self.model.config,
             self.method,
-            batch_size=len(lengths),
-            capacity=max(capacity, width + 1),
+            batch_size=mask.shape[0],
+            capacity=max(sizes[-1] + 1, mask.shape[1] + 1),  # sizes: (batch_size, max_cache_length)
             dtype=self.model.dtype,
             device=self.model.device,
             executor=self.executor,
         )
-        self.cache.begin(lengths, width)
-        kwargs[cache_keyword(self.model)] = self.cache
-        return self._generate(input_ids, generation_config=generation_config, **kwargs)
+        self.cache.begin(mask.sum(dim=1).tolist(), mask.shape[1])
+        model_kwargs[keyword] = self.cache
 
     def report(self) -> LedgerReport:
-        """What the last ``generate`` read, from the device counters; raises RuntimeError before the first."""
+        """What the last ``generate`` read, from the device counters; raises RuntimeError before the first.
+
+        In a batch, rows that ended early count until the last one ends: ``generate`` goes on feeding them
+        padding. `ffd.Engine` stops counting them.
+        """
         if self.cache is None:
             raise RuntimeError("report: generate has not been called yet")
         steps = (self.cache.seen_tokens - self.cache.prompt_tokens) * len(self.cache.prompt_lengths)
         return read_ledger(self.cache, steps)
 
     def detach(self) -> None:
-        """Give the model back as it was."""
-        if self._had_own_generate:
-            self.model.generate = self._generate
-        else:
-            del self.model.generate
-        self.model.set_attn_implementation(self._previous)
+        """Give the model back as it was; a second time does nothing."""
+        if _HOOK in vars(self.model):
+            delattr(self.model, _HOOK)
+            self.model.set_attn_implementation(self._previous)
 
     def __enter__(self) -> Attachment:
         return self
@@ -92,6 +85,22 @@ class Attachment:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.detach()
+
+
+def _refuse_unsupported(config: Any, model_kwargs: dict[str, Any], mode: Any, keyword: str) -> None:
+    """Raise `UnsupportedModelError` for what a sparse cache cannot serve, by name."""
+    refused = {
+        keyword: model_kwargs.get(keyword) is not None,
+        "inputs_embeds": model_kwargs.get("inputs_embeds") is not None,
+        "cache_implementation": config.cache_implementation is not None,
+        "prompt_lookup_num_tokens": config.prompt_lookup_num_tokens is not None,
+        "assistant_model": "assisted" in str(mode).lower(),
+        f"num_beams={config.num_beams}": (config.num_beams or 1) > 1,
+        "use_cache=False": config.use_cache is False,
+    }
+    for name, is_set in refused.items():
+        if is_set:
+            raise UnsupportedModelError(f"{name}: not supported while a sparse method is attached")
 
 
 def attach(model: Any, method: Method, executor: str = "auto") -> Attachment:

@@ -282,6 +282,8 @@ class SparseCache(Cache):
 
 def attention_kinds(text_config: Any) -> list[str]:
     """Kind of each layer: ``full_attention`` or ``sliding_attention``; other kinds raise `UnsupportedModelError`."""
+    if getattr(text_config, "num_kv_shared_layers", 0):
+        raise UnsupportedModelError("num_kv_shared_layers: layers that share keys and values are not supported")
     kinds = getattr(text_config, "layer_types", None)
     if kinds is None:
         window = getattr(text_config, "sliding_window", None)

@@ -94,6 +94,13 @@ class Engine:
         probe: Probe | None = None,
         probe_every: int = 16,
     ) -> None:
+        for name, value in (("capacity", capacity), ("batch_size", batch_size), ("probe_every", probe_every)):
+            if value < 1:
+                raise ValueError(f"{name}={value}: expected at least 1")
+        if prefill_chunk is not None and prefill_chunk < 1:
+            raise ValueError(f"prefill_chunk={prefill_chunk}: expected at least 1, or None")
+        if graph not in (True, False, "auto"):
+            raise ValueError(f"graph={graph}: expected True, False or auto")
         if len({p.device for p in model.parameters()}) > 1:
             raise UnsupportedModelError("model on several devices: load it on one device")
         self.model = model
@@ -168,6 +175,9 @@ class Engine:
             If a prompt is empty or prompt and new tokens exceed the capacity.
         """
         lengths = [len(p) for p in prompts]
+        rows = self._token.shape[0]
+        if len(lengths) != rows or not all(lengths):
+            raise ValueError(f"prompt lengths {lengths}: expected {rows} rows of at least one token")
         if max_new_tokens < 1:
             raise ValueError(f"max_new_tokens={max_new_tokens}: expected at least 1")
         if len(stop_tokens) > MAX_STOP_TOKENS:

@@ -23,7 +23,7 @@ def test_generate_decodes_sparsely_and_detach_gives_the_model_back(family):
         assert report.complete
         assert report.sparse_steps == 59 * 2
     assert model.config._attn_implementation == "sdpa"
-    assert "generate" not in vars(model)
+    assert "_prepare_cache_for_generation" not in vars(model)
     assert torch.equal(model.generate(ids, max_new_tokens=60, do_sample=False), expected)
 
 
@@ -79,6 +79,50 @@ def test_what_cannot_be_done_is_refused_by_name(arguments, name):
     model = tiny_model("llama")
     with ffd.attach(model, EXACT), pytest.raises(UnsupportedModelError, match=name):
         model.generate(torch.tensor([[1, 2, 3]]), max_new_tokens=4, **arguments)
+
+
+def test_a_mask_that_transformers_infers_from_padding_counts_too():
+    # Once every row of a padded batch without a mask was taken at full width, and tokens differed silently.
+    model = tiny_model("llama")
+    ids = torch.tensor([random_prompt(100, seed=1), [0] * 39 + random_prompt(61, seed=2)])
+    expected = model.generate(ids, max_new_tokens=40, do_sample=False, pad_token_id=0, eos_token_id=63)
+    with ffd.attach(model, EXACT):
+        out = model.generate(ids, max_new_tokens=40, do_sample=False, pad_token_id=0, eos_token_id=63)
+    assert torch.equal(out, expected)
+
+
+@pytest.mark.parametrize("zeros", [slice(80, 100), slice(20, 40)], ids=["right", "hole"])
+def test_padding_that_is_not_on_the_left_is_refused(zeros):
+    model = tiny_model("llama")
+    ids = torch.tensor([random_prompt(100), random_prompt(100, seed=2)])
+    mask = torch.ones_like(ids)
+    mask[1, zeros] = 0
+    with ffd.attach(model, EXACT), pytest.raises(UnsupportedModelError, match="attention_mask: prompts must be padded"):
+        model.generate(ids, attention_mask=mask, max_new_tokens=4)
+
+
+def test_the_default_budget_is_transformers_own():
+    model = tiny_model("llama")
+    ids = torch.tensor([random_prompt(150)])
+    expected = model.generate(ids, do_sample=False)
+    with ffd.attach(model, EXACT):
+        assert torch.equal(model.generate(ids, do_sample=False), expected)
+
+
+def test_attaching_twice_is_refused_and_detaching_twice_does_nothing():
+    model = tiny_model("llama")
+    attached = ffd.attach(model, EXACT)
+    with pytest.raises(UnsupportedModelError, match="attached already"):
+        ffd.attach(model, EXACT)
+    attached.detach()
+    attached.detach()
+    assert model.config._attn_implementation == "sdpa"
+
+
+@pytest.mark.parametrize(("arguments", "error"), [(("ffd",), TypeError), ((EXACT, "quick"), ValueError)])
+def test_what_is_not_a_method_or_executor_is_refused_at_once(arguments, error):
+    with pytest.raises(error):
+        ffd.attach(tiny_model("llama"), *arguments)
 
 
 def test_report_before_generate_is_an_error():

@@ -221,6 +221,19 @@ def test_another_attention_implementation_fails_loudly_on_a_handle():
         model(torch.tensor([[1]]), past_key_values=engine.cache)
 
 
+def test_layers_that_share_keys_and_values_are_refused():
+    model = tiny_model("llama")
+    model.config.num_kv_shared_layers = 1
+    with pytest.raises(UnsupportedModelError, match="num_kv_shared_layers"):
+        ffd.Engine(model, EXACT, capacity=100)
+
+
+@pytest.mark.parametrize("wrong", [{"capacity": 0}, {"probe_every": 0}, {"prefill_chunk": -1}, {"graph": "foo"}])
+def test_engine_options_are_checked(wrong):
+    with pytest.raises(ValueError, match=next(iter(wrong))):
+        ffd.Engine(tiny_model("llama"), EXACT, **{"capacity": 100, **wrong})
+
+
 def test_unsupported_attention_features_are_named():
     from ffd.attention import sparse_decode_attention
 
