@@ -74,7 +74,7 @@ class AccuracyRun:
         self.identity = identity
         self.store = store
         # What the engine was, known again where a resumed run has no sample left to run.
-        engine = read_json(store.folder / "engine.json")
+        engine = None if self.config.rerun else read_json(store.folder / "engine.json")
         self.static: dict[str, Any] = engine or {"executor": prepared.executor, "graph": False, "dense_layers": None}
 
     @property
@@ -103,8 +103,8 @@ class AccuracyRun:
 
     def run(self) -> int:
         """Carry the run as far as it goes; returns the exit code."""
-        stored = self.store.summary()
-        if stored is not None and stored["status"] == "complete" and not self.config.rerun:
+        stored = None if self.config.rerun else self.store.summary()
+        if stored is not None and stored["status"] == "complete":
             console.print(f"run {self.store.run_id} is finished; rerun=true repeats it")
             print_summary(stored)
             return 0

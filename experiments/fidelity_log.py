@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from eval.fidelity import FidelityProbe, FidelityState, summary, table, write_table
+from experiments.errors import UsageError
 from experiments.store import read_json, write_atomically
 
 
@@ -30,10 +31,19 @@ class FidelityLog:
         self.folder = folder
         self._elsewhere = elsewhere
         self.probe = FidelityProbe(unit)
-        current = read_json(folder / "current.json")
-        self._covered: list[str] = current["samples"] if current else []
-        self._file: str | None = current["file"] if current else None
-        self.state = FidelityState.load(folder / self._file) if self._file else FidelityState(self.probe.unit)
+        pointer = folder / "current.json"
+        current = read_json(pointer)
+        self._covered: list[str] = []
+        self._file: str | None = None
+        self.state = FidelityState(self.probe.unit)
+        if current is not None:
+            try:
+                self._covered, self._file = list(current["samples"]), str(current["file"])
+                self.state = FidelityState.load(folder / self._file)
+            except (KeyError, TypeError, ValueError, OSError) as error:
+                raise UsageError(
+                    f"{pointer}: damaged, or the file it names is ({type(error).__name__}); repeat with rerun=true"
+                ) from None
 
     def start(self) -> None:
         """A sample begins."""

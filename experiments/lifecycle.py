@@ -63,8 +63,8 @@ class StudyRun(ABC):
             self.store.close()
 
     def _run(self) -> int:
-        stored = self.store.summary()
-        if stored is not None and stored["status"] == "complete" and not self.config.rerun:
+        stored = None if self.config.rerun else self.store.summary()
+        if stored is not None and stored["status"] == "complete":
             console.print(f"run {self.store.run_id} is finished; rerun=true repeats it")
             self.show(stored)
             return 0

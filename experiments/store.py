@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from experiments.errors import UsageError
+from experiments.progress import console
 from experiments.under_sweep import announce_run
 
 _RESERVE_BYTES = 256 * 1024
@@ -44,6 +45,7 @@ class RunStore:
     def __init__(self, root: Path, run_id: str) -> None:
         self.folder = root / "runs" / run_id
         self.run_id = run_id
+        self._created = not self.folder.exists()
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             self._lock = (self.folder / ".lock").open("w")
@@ -85,11 +87,20 @@ class RunStore:
         return None
 
     def summary(self) -> dict[str, Any] | None:
-        """The stored summary, or None before the run began."""
-        return read_json(self.folder / "summary.json")
+        """The stored summary, or None before the run began; `UsageError` names a damaged one."""
+        path = self.folder / "summary.json"
+        summary = read_json(path)
+        if summary is not None and not (isinstance(summary, dict) and {"status", "run_id"} <= summary.keys()):
+            raise UsageError(f"{path}: not a run's summary; move the file away, or repeat the run with rerun=true")
+        return summary
 
     def set_aside(self) -> None:
-        """Move everything an earlier run left into ``previous/``, replacing what was there."""
+        """Move everything an earlier run left into ``previous/``, replacing what was there.
+
+        A repetition that was interrupted is continued instead: the finished run is in ``previous/`` already.
+        """
+        if (self.folder / "previous").exists() and self._unfinished():
+            return
         earlier = [p for p in self.folder.iterdir() if p.name not in (".lock", "previous")]
         if not earlier:
             return
@@ -99,17 +110,21 @@ class RunStore:
         for path in earlier:
             path.rename(previous / path.name)
 
+    def _unfinished(self) -> bool:
+        try:
+            summary = self.summary()
+        except UsageError:
+            return False
+        return summary is not None and summary["status"] not in ("complete", "invalid")
+
     def finished_samples(self) -> dict[tuple[str, int], dict[str, Any]]:
-        """Samples already done, by task and index; a line torn by a kill is cut off for good."""
-        done, intact = _intact_samples(self.samples_path)
-        if self.samples_path.exists() and intact < self.samples_path.stat().st_size:
-            with self.samples_path.open("r+b") as file:
-                file.truncate(intact)
-        return done
+        """Samples already done, by task and index; nothing is changed."""
+        return read_samples(self.samples_path)
 
     def append_sample(self, row: dict[str, Any]) -> None:
-        """Append one finished sample and wait until it is on the disk."""
+        """Append one finished sample and wait until it is on the disk; a line torn by a kill is cut off first."""
         if self._samples is None:
+            cut_torn_line(self.samples_path)
             self._samples = self.samples_path.open("ab", buffering=0)
         line = _line(row)
         start = os.fstat(self._samples.fileno()).st_size
@@ -140,8 +155,8 @@ class RunStore:
         self.reserve_path.unlink(missing_ok=True)
 
     def discard_if_empty(self) -> None:
-        """Remove the folder if no sample was ever finished in it: a run that could not begin leaves nothing."""
-        if not self.samples_path.exists() and not (self.folder / "previous").exists():
+        """Remove a folder that this process made, if no sample was finished: what could not begin leaves nothing."""
+        if self._created and not self.samples_path.exists():
             shutil.rmtree(self.folder, ignore_errors=True)
 
     def close(self) -> None:
@@ -153,34 +168,41 @@ class RunStore:
 
 
 def read_samples(path: Path) -> dict[tuple[str, int], dict[str, Any]]:
-    """Whole rows of a file of samples by task and index, none where there is no file; nothing is changed."""
-    return _intact_samples(path)[0]
+    """Whole rows of a file of samples by task and index, none where there is no file; nothing is changed.
+
+    A line that is not a sample is left out and said so, and does not take the rows after it along; a last
+    line without its end was torn by a kill and is left out in silence.
+    """
+    done: dict[tuple[str, int], dict[str, Any]] = {}
+    try:
+        lines = path.read_bytes().splitlines(keepends=True)
+    except FileNotFoundError:
+        return done
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be read ({error.strerror})") from None
+    for number, line in enumerate(lines, start=1):
+        if not line.endswith(b"\n"):
+            break
+        try:
+            row = json.loads(line)
+            done[str(row["task"]), int(row["index"])] = row
+        except (ValueError, KeyError, TypeError):
+            console.print(f"{path}: line {number} is damaged; its sample counts as not done")
+    return done
+
+
+def cut_torn_line(path: Path) -> None:
+    """Cut off a last line that a kill tore."""
+    if path.exists():
+        data = path.read_bytes()
+        if data and not data.endswith(b"\n"):
+            with path.open("r+b") as file:
+                file.truncate(data.rfind(b"\n") + 1)
 
 
 def write_samples(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
     """Write a whole file of samples atomically."""
     write_atomically(path, b"".join(_line(row) for row in rows))
-
-
-def _intact_samples(path: Path) -> tuple[dict[tuple[str, int], dict[str, Any]], int]:
-    """Rows up to the first line that a kill tore, and the bytes they take."""
-    done: dict[tuple[str, int], dict[str, Any]] = {}
-    intact = 0
-    try:
-        lines = path.read_bytes().splitlines(keepends=True)
-    except FileNotFoundError:
-        return done, 0
-    for line in lines:
-        try:
-            row = json.loads(line)
-            key = row["task"], row["index"]
-        except (ValueError, KeyError, TypeError):
-            break
-        if not line.endswith(b"\n"):
-            break
-        done[key] = row
-        intact += len(line)
-    return done, intact
 
 
 def _line(row: Mapping[str, Any]) -> bytes:
@@ -212,15 +234,10 @@ def json_ready(value: Any) -> Any:
 
 
 def read_json(path: Path) -> Any:
-    """Parse a JSON file, or None where it does not exist."""
+    """Parse a JSON file, or None where it does not exist; `UsageError` names one that cannot be read."""
     try:
         return json.loads(path.read_text())
     except FileNotFoundError:
         return None
-
-
-def iterate_jsonl(path: Path) -> Iterator[dict[str, Any]]:
-    """Rows of a JSON-lines file."""
-    with path.open() as file:
-        for line in file:
-            yield json.loads(line)
+    except (OSError, ValueError) as error:  # a directory, not text, not JSON
+        raise UsageError(f"{path}: damaged ({type(error).__name__}); move it away, or use another out=") from None

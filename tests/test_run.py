@@ -224,6 +224,67 @@ def test_an_interrupted_run_resumes(command, tmp_path, monkeypatch, how):
     assert len({(r["task"], r["index"]) for r in after}) == len(after) == 12
 
 
+def test_looking_at_a_run_never_removes_anything(command, tmp_path, monkeypatch):
+    assert invoke(command, monkeypatch) == 0
+    folder = only_run(tmp_path)
+    (folder / "samples.jsonl").rename(folder / "kept.jsonl")  # the folder now holds no samples of its own
+    (folder / "notes.txt").write_text("mine")
+    before = sorted(p.name for p in folder.iterdir())
+    assert invoke(command, monkeypatch) == 0
+    assert invoke([*command, "rerun=true", "dry_run=true"], monkeypatch) == 0
+    assert sorted(p.name for p in folder.iterdir()) == before
+
+
+def test_a_damaged_line_costs_its_own_sample_only(command, tmp_path, monkeypatch, capsys):
+    assert invoke(command, monkeypatch) == 0
+    folder = only_run(tmp_path)
+    whole = samples(folder)
+    lines = (folder / "samples.jsonl").read_text().splitlines(keepends=True)
+    damaged = "X" + lines[0] + "".join(lines[1:])
+    (folder / "samples.jsonl").write_text(damaged)
+    (folder / "summary.json").unlink()
+    assert invoke([*command, "dry_run=true"], monkeypatch) == 0
+    assert (folder / "samples.jsonl").read_text() == damaged
+    assert "line 1 is damaged" in capsys.readouterr().err
+    assert invoke(command, monkeypatch) == 0
+    assert comparable(samples(folder)) == comparable(whole)
+
+
+def test_an_interrupted_repetition_is_continued_and_the_original_kept(command, tmp_path, monkeypatch):
+    assert invoke(command, monkeypatch) == 0
+    folder = only_run(tmp_path)
+    original = (folder / "samples.jsonl").read_text()
+    honest = accuracy.AccuracyRun._run_samples
+
+    def interrupted(self, pending, *rest):
+        honest(self, pending[:1], *rest)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(accuracy.AccuracyRun, "_run_samples", interrupted)
+    assert invoke([*command, "rerun=true"], monkeypatch) == 130
+    monkeypatch.undo()
+    assert len(samples(folder)) == 1
+    assert invoke([*command, "rerun=true"], monkeypatch) == 0
+    assert (folder / "previous" / "samples.jsonl").read_text() == original
+    assert len(samples(folder)) == 4
+
+
+@pytest.mark.parametrize("name", ["summary.json", "engine.json", "fidelity/current.json"])
+@pytest.mark.parametrize("content", [b"{", b"\xff\xfe"], ids=["torn", "binary"])
+def test_a_damaged_file_of_a_run_is_named(command, tmp_path, monkeypatch, capsys, name, content):
+    arguments = [a.replace("task.samples=2", "task.samples=1") for a in command]
+    assert invoke(arguments, monkeypatch) == 0
+    folder = only_run(tmp_path)
+    if name != "summary.json":
+        (folder / "summary.json").unlink()
+    (folder / name).write_bytes(content)
+    assert invoke(arguments, monkeypatch) == 2
+    err = capsys.readouterr().err
+    assert str(folder / name) in err.splitlines()[-1]
+    assert "Traceback" not in err
+    assert invoke([*arguments, "rerun=true"], monkeypatch) == 0
+
+
 def test_two_writers_of_one_run_do_not_mix(command, tmp_path, monkeypatch, capsys):
     assert invoke(command, monkeypatch) == 0
     run_id = only_run(tmp_path).name
@@ -339,6 +400,16 @@ def test_damaged_weights_are_named(command, model_folder, tmp_path, monkeypatch,
     err = capsys.readouterr().err
     assert str(broken) in err
     assert "Traceback" not in err
+
+
+def test_a_run_leaves_the_loggers_of_the_process_alone(command, tmp_path, monkeypatch):
+    # Hydra's "disabled" logging once switched off warnings of the suites.
+    import logging
+
+    logger = logging.getLogger("eval.ruler.rows")
+    assert invoke([*command, "dry_run=true"], monkeypatch) == 0
+    assert not logger.disabled
+    assert not list(tmp_path.rglob("*.log"))
 
 
 def test_help_is_quick_and_lists_the_groups():

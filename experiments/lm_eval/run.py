@@ -45,8 +45,8 @@ class LmEvalRun:
 
     def run(self) -> int:
         """Carry the run as far as it goes; returns the exit code."""
-        stored = self.store.summary()
-        if stored is not None and stored["status"] == "complete" and not self.config.rerun:
+        stored = None if self.config.rerun else self.store.summary()
+        if stored is not None and stored["status"] == "complete":
             console.print(f"run {self.store.run_id} is finished; rerun=true repeats it")
             print_summary(stored)
             return 0
