@@ -42,6 +42,10 @@ def job(composed: Any) -> None:
     except KeyboardInterrupt:
         print("interrupted: finished samples are kept, the same command resumes", file=sys.stderr)
         code = INTERRUPTED_EXIT
+    except OSError as error:  # what a run stores is guarded where it is written; this is standard output, for one
+        print(f"error: {one_line(error)}; what the run has stored is kept", file=sys.stderr)
+        sys.stdout = Path(os.devnull).open("w")  # noqa: SIM115 (nothing more can be said there, at exit neither)
+        code = FAILED_EXIT
     _exit_codes.append(code)
 
 
@@ -62,7 +66,8 @@ def main() -> int:
         from hydra.errors import HydraException
         from omegaconf.errors import OmegaConfBaseException
 
-        if not isinstance(error, (HydraException, OmegaConfBaseException)):
+        from_hydra = isinstance(error, HydraException | OmegaConfBaseException)
+        if not from_hydra and (_exit_codes or not isinstance(error, ValueError | OSError)):
             raise
         print(f"error: {hydra_line(error, sys.argv[1:])}", file=sys.stderr)
         return USAGE_EXIT

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from experiments.checks import boolean, choice, delta, group, integer, mapping, names, refusal, text
 from experiments.errors import UsageError
 from experiments.options import (
     CalibrateOptions,
@@ -27,6 +27,9 @@ _KEYS = (
     "dry_run", "shard", "fidelity", "trace", "match", "calibrate",
     "engine",
 )  # fmt: skip
+_MODEL_KEYS = ("name", "path", "revision", "dtype")
+_MOST_SAMPLES = 100_000
+_LARGEST_SEED = 2**32 - 1  # numpy's
 ALIASES = ("delta", "delta_unit")
 """Top-level keys that stand for the method's knob of the same name."""
 
@@ -80,7 +83,24 @@ class RunConfig:
         }
 
 
+def _task_types(task: Mapping[str, Any]) -> None:
+    for key, most in (("length", None), ("samples", _MOST_SAMPLES)):
+        if task.get(key) is not None:
+            integer(f"task.{key}", task[key], minimum=1, maximum=most)
+    names("task.tasks", task.get("tasks"))
+    for key in ("template", "data_dir", "profile"):
+        text(f"task.{key}", task.get(key))
+
+
 def run_config(composed: Mapping[str, Any], *, multirun: bool = False) -> RunConfig:
+    """Validate a composed configuration; see `_run_config`. A key that was removed (``~key``) is named too."""
+    try:
+        return _run_config(composed, multirun=multirun)
+    except KeyError as error:
+        raise UsageError(f"{error.args[0]}: this key must not be removed from the configuration") from None
+
+
+def _run_config(composed: Mapping[str, Any], *, multirun: bool) -> RunConfig:
     """Validate a composed configuration.
 
     Parameters
@@ -101,32 +121,35 @@ def run_config(composed: Mapping[str, Any], *, multirun: bool = False) -> RunCon
         if key not in _KEYS:
             raise UsageError(f"{key}={values[key]}: there is no key {key}; expected one of {', '.join(_KEYS)}")
     method = _method(values, multirun)
-    task = _mapping(values, "task")
-    for key in ("length", "samples"):
-        if task.get(key) is not None:
-            _integer(f"task.{key}", task[key], minimum=1)
-    _choice("runner", values["runner"], RUNNERS)
-    _choice("executor", values["executor"], EXECUTORS)
-    _choice("tracker", values["tracker"], TRACKERS)
-    engine = _mapping(values, "engine")
-    if engine["graph"] not in (True, False, "auto"):
-        raise UsageError(f"engine.graph={engine['graph']}: expected auto, true or false")
+    task, model = group(values, "task"), group(values, "model")
+    _task_types(task)
+    for key in model:
+        if key not in _MODEL_KEYS:
+            raise UsageError(f"model.{key}={model[key]}: no such key; expected one of {', '.join(_MODEL_KEYS)}")
+        text(f"model.{key}", model[key])
+    choice("runner", values["runner"], RUNNERS)
+    choice("executor", values["executor"], EXECUTORS)
+    choice("tracker", values["tracker"], TRACKERS)
+    engine = mapping(values, "engine")
+    if not isinstance(engine["graph"], bool) and engine["graph"] != "auto":
+        raise refusal("engine.graph", engine["graph"], "auto, true or false")
     if engine["prefill_chunk"] is not None:
-        _integer("engine.prefill_chunk", engine["prefill_chunk"], minimum=1)
+        integer("engine.prefill_chunk", engine["prefill_chunk"], minimum=1)
+    out = text("out", values["out"], accepted="a folder")
     return RunConfig(
         method=method,
-        model=_mapping(values, "model"),
+        model=model,
         task=task,
         runner=values["runner"],
         executor=values["executor"],
         tracker=values["tracker"],
-        seed=_integer("seed", values["seed"], minimum=0),
-        out=None if values["out"] is None else Path(str(values["out"])),
-        rerun=_boolean("rerun", values["rerun"]),
-        dry_run=_boolean("dry_run", values["dry_run"]),
-        fidelity=fidelity_options(_mapping(values, "fidelity"), values["trace"]),
-        match=match_options(_mapping(values, "match")),
-        calibrate=calibrate_options(_mapping(values, "calibrate")),
+        seed=integer("seed", values["seed"], minimum=0, maximum=_LARGEST_SEED),
+        out=None if out is None else Path(out),
+        rerun=boolean("rerun", values["rerun"]),
+        dry_run=boolean("dry_run", values["dry_run"]),
+        fidelity=fidelity_options(mapping(values, "fidelity"), values["trace"]),
+        match=match_options(mapping(values, "match")),
+        calibrate=calibrate_options(mapping(values, "calibrate")),
         graph=engine["graph"],
         prefill_chunk=engine["prefill_chunk"],
         shard=_shard(values),
@@ -136,7 +159,7 @@ def run_config(composed: Mapping[str, Any], *, multirun: bool = False) -> RunCon
 def _method(values: Mapping[str, Any], multirun: bool) -> dict[str, Any]:
     from ffd.methods import KnobError, create
 
-    method = dict(_mapping(values, "method"))
+    method = group(values, "method")
     for alias in ALIASES:
         value = values.get(alias)
         if value is None:
@@ -146,7 +169,7 @@ def _method(values: Mapping[str, Any], multirun: bool) -> dict[str, Any]:
         elif not multirun:
             raise UsageError(f"{alias}={value}: method {method['name']} has no knob {alias}")
     if "delta" in method:
-        method["delta"] = _delta(method["delta"])
+        method["delta"] = delta(method["delta"])
     if isinstance(method.get("deltas"), str):
         method["deltas"] = read_margins(Path(method["deltas"]), method)
     knobs = {knob: value for knob, value in method.items() if knob != "name"}
@@ -183,16 +206,6 @@ def read_margins(path: Path, method: Mapping[str, Any]) -> list[list[float]]:
     return margins
 
 
-def _delta(value: Any) -> float:
-    try:
-        delta = float(value) if not isinstance(value, bool) else math.nan
-    except (TypeError, ValueError):
-        delta = math.nan
-    if not delta >= 0:
-        raise UsageError(f"delta={value}: expected a number >= 0 (natural-log units; inf keeps everything)")
-    return delta
-
-
 def _shard(values: Mapping[str, Any]) -> str | None:
     value = values.get("shard")
     if value is None:
@@ -203,27 +216,3 @@ def _shard(values: Mapping[str, Any]) -> str | None:
     if values["runner"] != "accuracy":
         raise UsageError(f"shard={value}: runner={values['runner']} is not divided; only runner=accuracy is")
     return str(value)
-
-
-def _mapping(values: Mapping[str, Any], key: str) -> dict[str, Any]:
-    value = values.get(key)
-    if not isinstance(value, Mapping):
-        raise UsageError(f"{key}={value}: expected one of the names in conf/{key}/")
-    return dict(value)
-
-
-def _choice(key: str, value: Any, accepted: tuple[str, ...]) -> None:
-    if value not in accepted:
-        raise UsageError(f"{key}={value}: expected one of {', '.join(accepted)}")
-
-
-def _integer(key: str, value: Any, *, minimum: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
-        raise UsageError(f"{key}={value}: expected an integer >= {minimum}")
-    return value
-
-
-def _boolean(key: str, value: Any) -> bool:
-    if not isinstance(value, bool):
-        raise UsageError(f"{key}={value}: expected true or false")
-    return value

@@ -368,6 +368,25 @@ BAD = [
     ("executor=fused", "executor=fused: needs a GPU"),
     ("out=/proc/nowhere", "/proc/nowhere"),
     ("delta=[1", "delta=[1"),
+    ("~seed", "seed: this key must not be removed"),
+    ("~engine.graph", "graph: this key must not be removed"),
+    ("method.name=null", "method.name=null"),
+    ("seed=null", "seed=null: expected an integer"),
+    ("task.tasks=5", "task.tasks=5: expected a list of names"),
+    ("task.tasks=[[vt]]", "task.tasks="),
+    ("task.tasks=[]", "task.tasks"),
+    ("task.data_dir=5", "task.data_dir=5"),
+    ("task.samples=10000000000", "task.samples=10000000000: expected an integer >= 1 and <= 100000"),
+    ("model.path=5", "model.path=5"),
+    ("+model.foo=1", "model.foo=1"),
+    ("out=[a]", "out=['a']: expected a folder"),
+    ("out=''", "out="),
+    ("engine.graph=1", "engine.graph=1: expected auto, true or false"),
+    ("method.block_size=128.0", "block_size=128.0"),
+    ("method.sub_block=16.0", "sub_block=16.0"),
+    ("method.n_sink=true", "n_sink=True"),
+    ("method.n_sink=99999999999999999999", "n_sink=99999999999999999999"),
+    ("hydra.run.dir=/proc/x", "/proc/x"),
 ]
 
 
@@ -381,6 +400,16 @@ def test_bad_input_gets_one_clear_line(command, tmp_path, monkeypatch, capsys, b
     assert expected in errors[0]
     assert "Traceback" not in err
     assert not list(tmp_path.rglob("samples.jsonl"))
+
+
+def test_a_full_standard_output_is_one_line(command):
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [sys.executable, "run.py", *command], cwd=ROOT, stdout=full, stderr=subprocess.PIPE, text=True
+        )
+    assert done.returncode == 1
+    assert "Traceback" not in done.stderr
+    assert "No space left on device" in done.stderr.splitlines()[-1]
 
 
 def test_a_knob_the_method_does_not_have(command, monkeypatch, capsys):

@@ -100,9 +100,19 @@ class FFD(Method):
         if self.deltas is not None:
             object.__setattr__(self, "deltas", as_margins(self.deltas))
         require(self.delta_unit in ("nat", "log2"), "delta_unit", self.delta_unit, "nat or log2")
-        require(self.block_size in (64, 128, 256), "block_size", self.block_size, "64, 128 or 256 (a power of two)")
         require(
-            self.sub_block is None or (self.sub_block in (16, 32, 64, 128, 256) and self.sub_block <= self.block_size),
+            isinstance(self.block_size, int) and self.block_size in (64, 128, 256),
+            "block_size",
+            self.block_size,
+            "64, 128 or 256 (a power of two)",
+        )
+        require(
+            self.sub_block is None
+            or (
+                isinstance(self.sub_block, int)
+                and self.sub_block in (16, 32, 64, 128, 256)
+                and self.sub_block <= self.block_size
+            ),
             "sub_block",
             self.sub_block,
             f"16, 32, 64, 128 or 256 (a power of two), at most block_size={self.block_size}",
@@ -111,8 +121,8 @@ class FFD(Method):
         require(self.levels in LEVELS, "levels", self.levels, "one of " + ", ".join(LEVELS))
         require(isinstance(self.centre, bool), "centre", self.centre, "true or false")
         require(self.pseudo_max in ("refined", "scan"), "pseudo_max", self.pseudo_max, "refined or scan")
-        require(isinstance(self.n_sink, int) and self.n_sink >= 0, "n_sink", self.n_sink, "an integer >= 0")
-        require(isinstance(self.n_local, int) and self.n_local >= 1, "n_local", self.n_local, "an integer >= 1")
+        require(type(self.n_sink) is int and 0 <= self.n_sink < 2**31, "n_sink", self.n_sink, "an integer >= 0")
+        require(type(self.n_local) is int and 1 <= self.n_local < 2**31, "n_local", self.n_local, "an integer >= 1")
 
     @property
     def nats(self) -> float:
