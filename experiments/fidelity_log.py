@@ -38,8 +38,9 @@ class FidelityLog:
         self.state = FidelityState(self.probe.unit)
         if current is not None:
             try:
-                self._covered, self._file = list(current["samples"]), str(current["file"])
-                self.state = FidelityState.load(folder / self._file)
+                self._covered, self._file = list(current["samples"]), current["file"]
+                if self._file is not None:
+                    self.state = FidelityState.load(folder / self._file)
             except (KeyError, TypeError, ValueError, OSError) as error:
                 raise UsageError(
                     f"{pointer}: damaged, or the file it names is ({type(error).__name__}); repeat with rerun=true"

@@ -25,6 +25,7 @@ from eval.lm_harness.answers import Answer, Journal, measured
 from eval.lm_harness.arguments import HarnessError, parse
 from eval.lm_harness.clock import TokenClock
 from eval.models import LoadedModel, load_model
+from ffd.cache import UnsupportedModelError
 from ffd.executor import resolve_executor
 from ffd.methods import Method
 
@@ -195,6 +196,8 @@ class SparseDecodeLM(HFLM):
             )
 
     def _model_generate(self, context: torch.Tensor, max_length: int, stop: list[str], **kwargs: Any) -> torch.Tensor:
+        if (kwargs.get("num_beams") or 1) > 1:  # generate would first complain of our streamer
+            raise UnsupportedModelError(f"num_beams={kwargs['num_beams']}: sparse decoding has no beam search")
         clock = TokenClock()
         # Attached for this call alone, so that no state outlives a request and loglikelihood stays the stock model's.
         with ffd.attach(self.model, self.method, self.executor) as attached:
