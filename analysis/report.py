@@ -83,11 +83,6 @@ def _table(table: Table) -> str:
     )
 
 
-def _heading(line: str) -> str:
-    shout = " random" if line.startswith("RANDOM") else ""
-    return f'<p class="heading{shout}">{escape(line)}</p>'
-
-
 def _cell(cell: Cell) -> str:
     title = "; ".join(part for part in (", ".join(cell.run_ids), cell.reason or "", cell.source or "") if part)
     small = " ".join(part for part in (cell.bounds, f"n={cell.n}" if cell.n is not None else "") if part)

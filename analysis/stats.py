@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 DRAWS = 10_000
 """Bootstrap resamples."""
 
-Array = NDArray[np.float64]
 Task = tuple[Sequence[float], Sequence[str]]
 """Differences of one task and the cluster of each."""
 

@@ -15,7 +15,7 @@ from experiments.environment import describe as describe_environment
 from experiments.environment import device_class, versions
 from experiments.errors import INVALID_EXIT, RunFailedError, UsageError, one_line
 from experiments.estimate import estimate
-from experiments.fidelity_log import FidelityLog
+from experiments.fidelity_log import FidelityLog, page_unit
 from experiments.identity import code_fingerprint, digest, run_id
 from experiments.prepare import Prepared, prepare, prompts_fingerprint
 from experiments.progress import RunProgress, console
@@ -73,6 +73,7 @@ class AccuracyRun:
         self.config = prepared.config
         self.identity = identity
         self.store = store
+        self.unit = page_unit(self.config.method)
         # What the engine was, known again where a resumed run has no sample left to run.
         engine = None if self.config.rerun else read_json(store.folder / "engine.json")
         self.static: dict[str, Any] = engine or {"executor": prepared.executor, "graph": False, "dense_layers": None}
@@ -94,12 +95,6 @@ class AccuracyRun:
     def _all_dense(self) -> bool:
         layers = self.prepared.model.config.get_text_config(decoder=True).num_hidden_layers
         return bool(self._method.dense_layers >= layers)
-
-    @property
-    def unit(self) -> int:
-        """Tokens of the method's block or page, 16 where it has neither."""
-        knobs = self.config.method
-        return int(knobs.get("sub_block") or knobs.get("block_size") or knobs.get("page_size") or 16)
 
     def run(self) -> int:
         """Carry the run as far as it goes; returns the exit code."""

@@ -20,7 +20,7 @@ from experiments import figures
 from experiments import summary as summarise
 from experiments.config import RunConfig
 from experiments.errors import UsageError
-from experiments.fidelity_log import FidelityLog
+from experiments.fidelity_log import FidelityLog, page_unit
 from experiments.laws import laws_of_a_run
 from experiments.lifecycle import Rows, StudyRun, code_and_machine
 from experiments.progress import console
@@ -63,8 +63,7 @@ class FidelityRun(StudyRun):
         super().__init__(config, identity)
         self.workload = workload
         self.method = make_method(config.method)
-        knobs = config.method
-        self.unit = int(knobs.get("sub_block") or knobs.get("block_size") or knobs.get("page_size") or 16)
+        self.unit = page_unit(config.method)
 
     def plan(self, done: Rows) -> str:
         """Prompts and tokens."""

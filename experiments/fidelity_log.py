@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from eval.fidelity import FidelityProbe, FidelityState, summary, table, write_table
 from experiments.errors import UsageError
 from experiments.store import read_json, write_atomically
+
+
+def page_unit(method: Mapping[str, Any]) -> int:
+    """Tokens of a method's own sub-block, block or page; 16 where its knobs have none."""
+    return int(method.get("sub_block") or method.get("block_size") or method.get("page_size") or 16)
 
 
 class FidelityLog:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from experiments.checks import integer
 from experiments.errors import UsageError
 
 TRACE_MODES = ("none", "record", "replay")
@@ -98,15 +99,15 @@ def fidelity_options(composed: Mapping[str, Any], trace: Any) -> FidelityOptions
         raise UsageError(f"trace={trace}: expected one of {', '.join(TRACE_MODES)}")
     layers = composed["layers"]
     if layers is not None:
-        layers = tuple(_integer("fidelity.layers", layer, 0) for layer in _list("fidelity.layers", layers))
+        layers = tuple(integer("fidelity.layers", layer, minimum=0) for layer in _list("fidelity.layers", layers))
     if not isinstance(composed["values"], bool):
         raise UsageError(f"fidelity.values={composed['values']}: expected true or false")
     return FidelityOptions(
-        every=_integer("fidelity.every", composed["every"], 0),
+        every=integer("fidelity.every", composed["every"], minimum=0),
         text_file=_path(composed["text_file"]),
-        prompts=_integer("fidelity.prompts", composed["prompts"], 1),
-        prompt_tokens=_integer("fidelity.prompt_tokens", composed["prompt_tokens"], 1),
-        new_tokens=_integer("fidelity.new_tokens", composed["new_tokens"], 2),
+        prompts=integer("fidelity.prompts", composed["prompts"], minimum=1),
+        prompt_tokens=integer("fidelity.prompt_tokens", composed["prompt_tokens"], minimum=1),
+        new_tokens=integer("fidelity.new_tokens", composed["new_tokens"], minimum=2),
         trace=trace,
         layers=layers,
         values=composed["values"],
@@ -120,7 +121,7 @@ def match_options(composed: Mapping[str, Any]) -> MatchOptions:
     asked = [(name, composed[name]) for name in MATCH_TARGETS if composed[name] is not None]
     if len(asked) > 1:
         raise UsageError(f"match.{asked[1][0]}={asked[1][1]}: expected one target, match.{asked[0][0]} is set too")
-    samples = _integer("match.samples", composed["samples"], 1)
+    samples = integer("match.samples", composed["samples"], minimum=1)
     if not asked:
         return MatchOptions(None, 1.0, samples)
     name, value = asked[0]
@@ -182,12 +183,6 @@ def _list(key: str, value: Any) -> list[Any]:
     if not isinstance(value, Sequence) or isinstance(value, str):
         raise UsageError(f"{key}={value}: expected a list")
     return list(value)
-
-
-def _integer(key: str, value: Any, minimum: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
-        raise UsageError(f"{key}={value}: expected an integer >= {minimum}")
-    return value
 
 
 def _ratio(key: str, value: Any) -> float:

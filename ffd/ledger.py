@@ -32,10 +32,6 @@ class Counts:
     selected: Tensor
     """[B, Hq] tokens that the head's own rule selected."""
 
-    def sum_rows(self) -> Counts:
-        """Totals over the batch, as a batch of one."""
-        return Counts(**{name: value.sum(dim=0, keepdim=True) for name, value in vars(self).items()})
-
 
 class Ledger:
     """Counters of one layer.

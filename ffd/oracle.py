@@ -127,10 +127,7 @@ class ExactScoreLayer(DenseLayer):
         if m.shares_list:
             kept = reference.share_with_group(kept, g.num_query_heads)
         selected = reference.expand_units(kept, m.unit, n) & seen
-        attended = selected
-        if m.select_per == "group":
-            union = reference.union_over_group(selected, g.num_kv_heads)
-            attended = reference.share_with_group(union, g.num_query_heads)
+        attended = reference.attend_union(selected, g.num_kv_heads) if m.select_per == "group" else selected
         return Selection(
             lengths=self.lengths,
             selected=selected,

@@ -127,6 +127,11 @@ def union_over_group(selected: Tensor, num_kv_heads: int) -> Tensor:
     return group_heads(selected, num_kv_heads).any(dim=2)
 
 
+def attend_union(selected: Tensor, num_kv_heads: int) -> Tensor:
+    """Give every query head the union of its group's choices: bool [B, Hq, N] -> [B, Hq, N]."""
+    return share_with_group(union_over_group(selected, num_kv_heads), selected.shape[1])
+
+
 def share_with_group(union: Tensor, num_query_heads: int) -> Tensor:
     """Give every query head its kv head's set: bool [B, Hkv, N] -> [B, Hq, N]."""
     return union.repeat_interleave(num_query_heads // union.shape[1], dim=1)

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import json
 import shutil
-import sys
 
 import pytest
 
 pytest.importorskip("lm_eval", reason="the extra lm-eval is not installed")
 
-import run
 from eval.lm_harness.model import SparseDecodeLM
 from tests.lm_harness_data import LAYERS, leave_out_builtin_tasks, write_model, write_tasks
+from tests.run_in_process import invoke, only_run
 
 SAMPLE_KEYS = {
     "task", "index", "prompt_fingerprint", "bos_count", "truncated", "prediction", "references", "score",
@@ -54,21 +53,6 @@ def command(model_folder, task_folder, tmp_path):
         "method.token_budget=8",
         f"out={tmp_path}/out",
     ]
-
-
-def invoke(arguments, monkeypatch):
-    """Run in this process; returns the exit code."""
-    from hydra.core.global_hydra import GlobalHydra
-
-    GlobalHydra.instance().clear()
-    monkeypatch.setattr(sys, "argv", ["run.py", *arguments])
-    monkeypatch.setattr(run, "_exit_codes", [])
-    return run.main()
-
-
-def only_run(tmp_path):
-    (folder,) = (tmp_path / "out" / "runs").iterdir()
-    return folder
 
 
 def rows(folder, name="samples.jsonl"):

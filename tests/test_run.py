@@ -18,6 +18,7 @@ import run
 from experiments import accuracy
 from experiments.store import RunStore
 from tests.ruler_tokenizer import build
+from tests.run_in_process import invoke, only_run
 from tests.tiny import tiny_model
 
 ROOT = Path(run.__file__).parent
@@ -58,21 +59,6 @@ def command(model_folder, tmp_path):
         "delta=1",
         f"out={tmp_path}/out",
     ]
-
-
-def invoke(arguments, monkeypatch):
-    """Run in this process; returns the exit code."""
-    from hydra.core.global_hydra import GlobalHydra
-
-    GlobalHydra.instance().clear()
-    monkeypatch.setattr(sys, "argv", ["run.py", *arguments])
-    monkeypatch.setattr(run, "_exit_codes", [])
-    return run.main()
-
-
-def only_run(tmp_path):
-    (folder,) = (tmp_path / "out" / "runs").iterdir()
-    return folder
 
 
 def samples(folder):

@@ -257,11 +257,10 @@ class FFDLayer(MethodLayer):
         passed |= current[:, None]
         tail = seen & ~thumbnails
         selected = reference.expand_units(passed, m.test_size, n) & thumbnails | tail
-        union = reference.union_over_group(selected, self.geometry.num_kv_heads)
         return Selection(
             lengths=self.lengths,
             selected=selected,
-            attended=reference.share_with_group(union, self.geometry.num_query_heads),
+            attended=reference.attend_union(selected, self.geometry.num_kv_heads),
             estimate=scan.masked_fill(~seen, torch.nan),
             scores=scan + refinement,
             scanned=quantised,

@@ -136,10 +136,7 @@ class TwilightLayer(DenseLayer):
         if m.search_start == "first_token":
             threshold = torch.minimum(threshold, estimate[..., 0])
         selected = at_least(estimate, threshold)
-        attended = selected
-        if m.select_per == "group":
-            union = reference.union_over_group(selected, g.num_kv_heads)
-            attended = reference.share_with_group(union, g.num_query_heads)
+        attended = reference.attend_union(selected, g.num_kv_heads) if m.select_per == "group" else selected
         return Selection(
             lengths=self.lengths,
             selected=selected,
