@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-import run
 from tests.ruler_tokenizer import build
 from tests.tiny import tiny_model
 
@@ -23,16 +21,6 @@ def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tiny_model("llama", heads=4, kv_heads=2).save_pretrained(folder)
     build().save_pretrained(folder)
     return folder
-
-
-def invoke(arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> int:
-    """Run ``python run.py`` in this process; returns the exit code."""
-    from hydra.core.global_hydra import GlobalHydra
-
-    GlobalHydra.instance().clear()
-    monkeypatch.setattr(sys, "argv", ["run.py", *arguments])
-    monkeypatch.setattr(run, "_exit_codes", [])
-    return run.main()
 
 
 def common(model: Path, out: Path, samples: int = 2) -> list[str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
 import run
@@ -29,16 +28,6 @@ def small_run(model_folder: Path, samples: int = 3) -> list[str]:
         f"task.samples={samples}",
         "tracker=none",
     ]
-
-
-def invoke(arguments, monkeypatch) -> int:
-    """Run in this process; returns the exit code."""
-    from hydra.core.global_hydra import GlobalHydra
-
-    GlobalHydra.instance().clear()
-    monkeypatch.setattr(sys, "argv", ["run.py", *arguments])
-    monkeypatch.setattr(run, "_exit_codes", [])
-    return run.main()
 
 
 def results(out: Path) -> dict[str, tuple]:

@@ -17,7 +17,8 @@ from eval.fidelity.traces import Trace, TraceRecorder
 from experiments.match import replay_cost, search
 from ffd import FFD, Dense, Engine
 from ffd.methods import SearchKnob, create
-from tests.fidelity_runs import SMALL_FFD, common, invoke, summary_of, the_run, tiny_folder
+from tests.fidelity_runs import SMALL_FFD, common, summary_of, the_run, tiny_folder
+from tests.run_in_process import invoke
 from tests.tiny import random_prompt, tiny_model
 
 __all__ = ["tiny_folder"]

@@ -11,7 +11,8 @@ from experiments.laws import laws_of_a_run, laws_of_a_sweep
 from experiments.store import RunStore
 from ffd import FFD, Dense
 from ffd.methods import create
-from tests.fidelity_runs import SMALL_FFD, common, invoke, summary_of, the_run, tiny_folder
+from tests.fidelity_runs import SMALL_FFD, common, summary_of, the_run, tiny_folder
+from tests.run_in_process import invoke
 
 __all__ = ["tiny_folder"]
 

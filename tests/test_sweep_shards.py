@@ -13,7 +13,8 @@ from experiments import accuracy
 from experiments.fidelity_log import FidelityLog
 from experiments.shards import Shard, ShardStore, absorb_shards
 from experiments.store import RunStore
-from tests.sweep_runs import ROOT, invoke, results, save_tiny_model, small_run
+from tests.run_in_process import invoke
+from tests.sweep_runs import ROOT, results, save_tiny_model, small_run
 
 
 @pytest.fixture(scope="module")
