@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from experiments.bench_config import BenchOptions, bench_options
 from experiments.checks import boolean, choice, delta, group, integer, mapping, names, refusal, text
 from experiments.errors import UsageError
 from experiments.options import (
@@ -25,7 +26,7 @@ EXECUTORS = ("auto", "fused", "reference")
 _KEYS = (
     "method", "model", "task", "runner", "executor", "tracker", "delta", "delta_unit", "seed", "out", "rerun",
     "dry_run", "shard", "fidelity", "trace", "match", "calibrate",
-    "engine",
+    "bench", "engine",
 )  # fmt: skip
 _MODEL_KEYS = ("name", "path", "revision", "dtype")
 _MOST_SAMPLES = 100_000
@@ -55,6 +56,7 @@ class RunConfig:
     fidelity: FidelityOptions
     match: MatchOptions
     calibrate: CalibrateOptions
+    bench: BenchOptions
     graph: bool | str
     prefill_chunk: int | None
     shard: str | None
@@ -150,6 +152,7 @@ def _run_config(composed: Mapping[str, Any], *, multirun: bool) -> RunConfig:
         fidelity=fidelity_options(mapping(values, "fidelity"), values["trace"]),
         match=match_options(mapping(values, "match")),
         calibrate=calibrate_options(mapping(values, "calibrate")),
+        bench=bench_options(mapping(values, "bench")),
         graph=engine["graph"],
         prefill_chunk=engine["prefill_chunk"],
         shard=_shard(values),
