@@ -203,7 +203,6 @@ class SparseCache(Cache):
         self.handles = tuple(handles)
         self._last_layer = len(layers) - 1
         self._window = getattr(text, "sliding_window", None) or 0
-        self._first_full = handles[0].layer_idx if handles else -1
         super().__init__(layers=layers)
 
     @property
@@ -264,7 +263,7 @@ class SparseCache(Cache):
             raise UnsupportedModelError(f"query length {new} on a cache that has begun to decode: expected 1")
         if not self.decoding and self.seen_tokens + new > self.prompt_tokens:
             raise ValueError(f"prompt of {self.seen_tokens + new} tokens: begin() announced {self.prompt_tokens}")
-        if self.decoding and layer_idx == self._first_full:
+        if self.decoding and layer_idx == 0:  # whatever its kind: kernels of later layers count on lengths being old
             if self.seen_tokens - self.prompt_tokens + max(self.prompt_lengths) >= self.capacity:
                 raise ValueError(f"capacity={self.capacity}: the cache is full")
             self.rows.lengths.add_(1)

@@ -111,7 +111,7 @@ def scan_noise(trace: Trace, *, block_size: int, levels: Levels, centre: bool) -
         hkv = keys.shape[1]
         for step, lengths in enumerate(trace.lengths.tolist()):
             for row, length in enumerate(lengths):
-                whole = length // block_size * block_size
+                whole = (length - 1) // block_size * block_size  # what a step at this length scans
                 if not whole or not bool(trace.active[step, row]):
                     continue
                 own = keys[row, :, :whole]

@@ -38,6 +38,16 @@ def follow_previous_launch(PDL: tl.constexpr):
 
 
 @triton.jit
+def prefetch_to_l2(ptr, BYTES: tl.constexpr):
+    """Ask for ``BYTES`` from ``ptr`` on (at least 128) without waiting for them; one warp, NVIDIA only."""
+    for start in tl.static_range(0, BYTES, 32 * 128):
+        offset = tl.minimum(start + tl.arange(0, 32) * 128, BYTES - 128)
+        tl.inline_asm_elementwise(
+            "prefetch.global.L2 [$1]; mov.b32 $0, 0;", "=r,l", [ptr.to(tl.int64) + offset], tl.int32, False, 1
+        )
+
+
+@triton.jit
 def online_softmax(row_max, row_sum, acc, scores, values):
     """Fold one tile into the running softmax.
 

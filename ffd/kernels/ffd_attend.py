@@ -20,7 +20,8 @@ from ffd.kernels.common import (
     online_softmax_by_column,
     store_partial,
 )
-from ffd.kernels.ffd_scan import NEAR_TILE, ScanScratch, stored_residual
+from ffd.kernels.ffd_append import stored_residual
+from ffd.kernels.ffd_scan import NEAR_TILE, ScanScratch
 from ffd.kernels.launch import (
     ATTEND_BUFFERS,
     ATTEND_PROGRAMS,
@@ -48,7 +49,7 @@ from ffd.kernels.unpack import (
 )
 
 if TYPE_CHECKING:
-    from ffd.methods.ffd import FFDLayer
+    from ffd.ffd_layer import FFDLayer
 
 
 @triton.jit
@@ -66,15 +67,14 @@ def load_unit_maxima(unit_max_ptr, start, num_units, G, FINE: tl.constexpr, GP: 
 
 @triton.jit
 def collect_kept(
-    unit_max_ptr, b_near, delta, num_units, current, list_ptr, kept_ptr, split, num_splits, G,
+    unit_max_ptr, b_near, delta, num_units, list_ptr, kept_ptr, split, num_splits, G,
     FINE: tl.constexpr, PARTS: tl.constexpr, GP: tl.constexpr, CHUNK: tl.constexpr, RETURN_KEPT: tl.constexpr,
 ):  # fmt: skip
     """Test every sub-block against the pseudo-maximum and list this split's share of the kept ones, in tiles.
 
     b_near [pieces, GP] are the parts of the pseudo-maximum, delta [GP] the margins, log2 units. A sub-block is
-    kept if it passes for any head, or if it is ``current`` (-1: the current token is in the tail). Its PARTS
-    tiles are dealt out to the splits in turn, so that their work is even to a tile. Returns how many are kept
-    in all, and who passed where: int32 [CHUNK, GP], to be summed.
+    kept if it passes for any head. Its PARTS tiles are dealt out to the splits in turn, so that their work is
+    even to a tile. Returns how many are kept in all, and who passed where: int32 [CHUNK, GP], to be summed.
     """
     o_g = tl.arange(0, GP)
     num_kept = tl.zeros([], tl.int32)
@@ -87,7 +87,7 @@ def collect_kept(
         b_next = load_unit_maxima(unit_max_ptr, start + CHUNK, num_units, G, FINE, GP, CHUNK)
         unit = start + tl.arange(0, CHUNK)
         seen = (unit < num_units)[:, None] & (o_g < G)[None, :]
-        passed = (((b_max >= threshold[None, :]) | (unit == current)[:, None]) & seen).to(tl.int32)
+        passed = ((b_max >= threshold[None, :]) & seen).to(tl.int32)
         passes += passed
         kept = tl.max(passed, 1)
         rank = num_kept + tl.cumsum(kept, 0) - 1
@@ -100,6 +100,26 @@ def collect_kept(
             tl.store(kept_ptr + unit[:, None] * G + o_g[None, :], passed.to(tl.uint8), mask=seen)
     tl.debug_barrier()  # the list is read back by other threads of this program
     return num_kept, passes
+
+
+@triton.jit
+def drop_heads(
+    scores, unit, unit_max_ptr, near_max_ptr, delta_ptr, G,
+    FINE: tl.constexpr, GM: tl.constexpr, PIECES: tl.constexpr, PP: tl.constexpr,
+):  # fmt: skip
+    """Scores [GM, TILE] of a kept sub-block, -inf for the heads that it does not pass for."""
+    o_g = tl.arange(0, GM)
+    m_g = o_g < G
+    o_n = tl.arange(0, PP)
+    p_near = near_max_ptr + o_n[:, None] * G + o_g[None, :]
+    b_near = tl.load(p_near, mask=(o_n < PIECES)[:, None] & m_g[None, :], other=float("-inf"))
+    delta = tl.load(delta_ptr + o_g, mask=m_g, other=0.0)
+    b_max = tl.load(unit_max_ptr + unit * (FINE * G) + o_g, mask=m_g, other=float("-inf"))
+    for fine in tl.static_range(1, FINE):
+        b_fine = tl.load(unit_max_ptr + (unit * FINE + fine) * G + o_g, mask=m_g, other=float("-inf"))
+        b_max = tl.maximum(b_max, b_fine)
+    passes = b_max >= tl.max(b_near, 0) - delta * LOG2_E
+    return tl.where(passes[:, None], scores, float("-inf"))
 
 
 @triton.jit
@@ -185,14 +205,14 @@ def _ffd_attend_kernel(
     PIECES: tl.constexpr, PP: tl.constexpr,
     SPLITS: tl.constexpr,
     RESIDUAL: tl.constexpr, COMPUTE: tl.constexpr, PTX: tl.constexpr, SUBNORMAL: tl.constexpr,
-    RETURN_KEPT: tl.constexpr, PDL: tl.constexpr,
+    PER_HEAD: tl.constexpr, RETURN_KEPT: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Grid (SPLITS + 1, B * Hkv); the first program attends to the tail, program 1 + s to split s."""
     split = tl.program_id(0) - 1
     row_head = tl.program_id(1).to(tl.int64)
     row = row_head // HKV
     length = tl.load(lengths_ptr + row)
-    complete = length // BLOCK
+    complete = tl.maximum(length - 1, 0) // BLOCK
     o_g = tl.arange(0, GM)
     o_d = tl.arange(0, DP)
     m_d = o_d < D
@@ -224,7 +244,6 @@ def _ffd_attend_kernel(
         p_list = list_ptr + (row_head * SPLITS + split) * list_size
         num_kept, passes = collect_kept(
             unit_max_ptr + row_head * units * FINE * G, b_near, delta * LOG2_E, complete * (BLOCK // SUB),
-            tl.where(length == complete * BLOCK, complete * (BLOCK // SUB) - 1, -1),
             p_list, kept_ptr + row_head * units * G, split, SPLITS, G, FINE, parts, GP, UNIT_CHUNK, RETURN_KEPT,
         )  # fmt: skip
         if split == SPLITS - 1:  # the split with the fewest tiles counts
@@ -247,6 +266,11 @@ def _ffd_attend_kernel(
                 )  # fmt: skip
             if RESIDUAL >= E4M3:
                 scores += whole_scores(b_q, residual_ptr + slot * D, scale_log2, D, DP, TILE, RESIDUAL, COMPUTE)
+            if PER_HEAD:
+                scores = drop_heads(
+                    scores, token // SUB, unit_max_ptr + row_head * units * FINE * G,
+                    near_max_ptr + row_head * PIECES * G, delta_ptr + (row_head % HKV) * G, G, FINE, GM, PIECES, PP,
+                )  # fmt: skip
             # [TILE, DP]
             p_tile = p_v + token * D + tl.arange(0, TILE)[:, None] * D + o_d[None, :]
             b_v = tl.load(p_tile, mask=m_d[None, :], other=0.0)
@@ -299,6 +323,7 @@ def ffd_attend(layer: FFDLayer, q: Tensor, scale: float, scratch: ScanScratch, k
         BUFFERS=buffers, UNIT_CHUNK=unit_chunk(units, group), FINE=m.test_size // scratch.unit,
         PIECES=pieces, PP=padded(pieces, 1), SPLITS=num_splits,
         RESIDUAL=RESIDUAL_KINDS[m.residual], COMPUTE=compute_dtype(g.dtype),
-        PTX=gpu.ptx, SUBNORMAL=gpu.subnormals, RETURN_KEPT=kept is not None,
+        PTX=gpu.ptx, SUBNORMAL=gpu.subnormals, PER_HEAD=m.select_per == "head",
+        RETURN_KEPT=kept is not None,
         PDL=gpu.dependent_launch, num_warps=ATTEND_WARPS, **gpu.launch_options,
     )  # fmt: skip

@@ -1,6 +1,6 @@
-"""FFD decode: scan, selection and attention of one token, for all lengths up to capacity.
+"""FFD decode: append, scan, selection and attention of one token, for all lengths up to capacity.
 
-Three launches: `ffd_scan` scores the 2-bit thumbnails of every block, `ffd_attend` tests its maxima against
+Three launches: `ffd_scan` stores the token and scores the 2-bit thumbnails, `ffd_attend` tests their maxima against
 ``pseudo_max - delta`` and attends to what is kept, `split_reduce` combines the splits. A launch boundary is
 the cheapest grid-wide barrier (about 1 us inside a graph) and lets each stage have tiles and warps of its
 own. Little crosses it: a maximum per sub-block, a zero point per block, partial outputs.
@@ -19,7 +19,7 @@ from ffd.kernels.launch import scratch_of
 from ffd.kernels.split_reduce import split_reduce
 
 if TYPE_CHECKING:
-    from ffd.methods.ffd import FFDLayer
+    from ffd.ffd_layer import FFDLayer
 
 
 def ffd_decode(
@@ -48,7 +48,7 @@ def ffd_decode(
     """
     q = q.contiguous()
     scratch = scratch_of(layer.ledger, lambda: ScanScratch.allocate(layer))
-    ffd_scan(layer, q, scale, scratch)
+    ffd_scan(layer, q, scale, scratch, layer.take_pending())
     units = layer.codes.shape[2] // layer.method.test_size
     g = layer.geometry
     logsumexp = torch.empty(q.shape[:2], dtype=torch.float32, device=q.device) if return_logsumexp else None

@@ -138,10 +138,14 @@ def near_scores(
 
 @triton.jit
 def tail_scores(
-    q_ptr, tail_ptr, num_tokens, scale_log2, G,
+    q_ptr, tail_ptr, new_key, num_tokens, scale_log2, G,
     D: tl.constexpr, GP: tl.constexpr, DP: tl.constexpr, TILE: tl.constexpr, COMPUTE: tl.constexpr,
+    APPEND: tl.constexpr,
 ):  # fmt: skip
-    """Exact scores [TILE, GP] of up to TILE tail tokens."""
+    """Exact scores [TILE, GP] of up to TILE of the tail's ``num_tokens`` tokens from ``tail_ptr`` on.
+
+    With APPEND the last of them is ``new_key`` [DP], which this launch only now stores.
+    """
     o_g = tl.arange(0, GP)
     o_d = tl.arange(0, DP)
     o_t = tl.arange(0, TILE)
@@ -149,5 +153,8 @@ def tail_scores(
     # queries [DP, GP], keys [TILE, DP]
     b_q = tl.load(q_ptr + o_g[None, :] * D + o_d[:, None], mask=(o_g < G)[None, :] & m_d[:, None], other=0.0)
     p_k = tail_ptr + o_t[:, None] * D + o_d[None, :]
-    b_k = tl.load(p_k, mask=(o_t < num_tokens)[:, None] & m_d[None, :], other=0.0)
+    stored = num_tokens - 1 if APPEND else num_tokens
+    b_k = tl.load(p_k, mask=(o_t < stored)[:, None] & m_d[None, :], other=0.0)
+    if APPEND:
+        b_k = tl.where((o_t == stored)[:, None], new_key[None, :], b_k)
     return tl.dot(b_k.to(COMPUTE), b_q.to(COMPUTE), input_precision="ieee") * scale_log2

@@ -32,6 +32,8 @@ SCAN_TILE = 64
 """Tokens a scan program unpacks at once; more would need registers that other warps can use better."""
 SCAN_REGISTERS = 104
 """Registers per thread of a scan program, which decide how many fit a multiprocessor."""
+APPEND_PROGRAMS = 64
+"""Appending programs, of one warp each, in the scan's launch; at least one for each kv head."""
 ATTEND_PROGRAMS = 2
 """Attending programs per multiprocessor."""
 ATTEND_WARPS = 4

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -9,10 +10,11 @@ import torch
 from torch import Tensor
 
 from ffd import reference
+from ffd.ffd_layer import FFDLayer, scanned_tokens
 from ffd.kernels.ffd_decode import ffd_decode
 from ffd.ledger import FIRST_HEAD
 from ffd.methods.base import LayerGeometry, RowState
-from ffd.methods.ffd import FFD, FFDLayer
+from ffd.methods.ffd import FFD
 
 TIE = 2e-3
 """Natural units: a keep test closer than this to its threshold may fall either way between two summation orders."""
@@ -69,6 +71,8 @@ CASES = {
     "exact": Case((200,)).with_knobs(residual="exact"),
     "exact fp32": Case((200,), dtype=torch.float32).with_knobs(residual="exact"),
     "cell": Case((200,)).with_knobs(levels="cell"),
+    "per head": Case((200, 77)).with_knobs(select_per="head"),
+    "per head sub 16": Case((330,), group=3, num_kv_heads=2).with_knobs(select_per="head", sub_block=16, n_sink=10),
     "centre": Case((200, 90)).with_knobs(centre=True),
 }
 
@@ -122,11 +126,47 @@ def build(case: Case, device: torch.device | str = "cpu") -> tuple[FFDLayer, Ten
     return layer, q, keys, values
 
 
+def appended(case: Case, device: torch.device | str = "cpu") -> Iterator[tuple[FFDLayer, FFDLayer, Tensor]]:
+    """The case with one more token pending, the same with it stored by the reference, and the query; twice.
+
+    The second time the token is the one that fills the first row's block.
+    """
+    block = case.knobs["block_size"]
+    filling = -(-case.lengths[0] // block) * block - 1
+    for first in (case.lengths[0], filling):
+        grown = replace(case, lengths=(first, *case.lengths[1:]))
+        grown = replace(grown, capacity=max(case.capacity, *(length + 1 for length in grown.lengths)))
+        layer, q, _, _ = build(grown, device)
+        twin, _, _, _ = build(grown, device)
+        twin.executor = "reference"
+        g = layer.geometry
+        generator = torch.Generator(device).manual_seed(case.seed + 7)
+        shape = (2, g.batch_size, g.num_kv_heads, 1, g.head_dim)
+        token = torch.randn(shape, generator=generator, device=device).to(g.dtype)
+        for one in (layer, twin):
+            one.rows.lengths.add_(1)
+            one.append(token[0], token[1])
+        yield layer, twin, q
+
+
+def check_storage(layer: FFDLayer, twin: FFDLayer) -> None:
+    """Compare every buffer bit for bit where it means something."""
+    block = layer.method.block_size
+    for row, length in enumerate(layer.lengths.tolist()):
+        whole, tail = length // block * block, (length - 1) % block + 1
+        for name, count in (("codes", whole), ("half_step", whole // block), ("residual", whole), ("values", length),
+                            ("tail", tail)):  # fmt: skip
+            ours, theirs = getattr(layer, name), getattr(twin, name)
+            if ours is not None:
+                ours, theirs = (x[row, :, :count].contiguous().view(torch.uint8) for x in (ours, theirs))
+                assert torch.equal(ours, theirs), f"{name} of row {row} at length {length}"
+
+
 def kept_units(layer: FFDLayer, q: Tensor, scale: float) -> tuple[Tensor, Tensor]:
     """Reference keep test bool [B, Hq, units] and its distance from the threshold, natural units."""
     m, n = layer.method, int(layer.lengths.max())
     scan, refinement = layer._scores(q, scale, n)
-    thumbnails = reference.visible(layer.lengths // m.block_size * m.block_size, n)[:, None]
+    thumbnails = reference.visible(scanned_tokens(layer.lengths, m.block_size), n)[:, None]
     near = scan + refinement if m.pseudo_max == "refined" else scan
     floor = reference.pseudo_max(near, layer.lengths, m.n_sink, m.n_local)
     distance = reference.unit_max(scan, thumbnails, m.test_size) - (floor - layer.delta_nats)[..., None]
@@ -153,11 +193,12 @@ def check_step(layer: FFDLayer, q: Tensor) -> dict[str, float]:
     n = int(layer.lengths.max())
     selection = layer.select(q, scale)
     seen = reference.visible(layer.lengths, n)[:, None]
-    complete = layer.lengths // m.block_size * m.block_size
+    complete = scanned_tokens(layer.lengths, m.block_size)
     thumbnails = reference.visible(complete, n)[:, None]
     selected = reference.expand_units(kept, m.test_size, n) & thumbnails | seen & ~thumbnails
     union = reference.union_over_group(selected, g.num_kv_heads)
-    attended = reference.share_with_group(union, g.num_query_heads)
+    shared = reference.share_with_group(union, g.num_query_heads)
+    attended = selected if m.select_per == "head" else shared
     want, want_lse = reference.masked_attention(selection.scores, attended, layer.stored_values(n))
     scale_of_output = want.abs().amax().clamp_min(1e-3)
     error = float((out.float() - want).abs().max() / scale_of_output)

@@ -1,0 +1,222 @@
+"""Storage of the FFD method: 2-bit thumbnails, residuals, values and a full-precision tail of one layer.
+
+The rule itself is in `ffd.methods.ffd`; this file holds the buffers, the fp32 reference of what is scored and
+kept, and what a step reads. The fused executor's kernels work on the same buffers.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from ffd import reference
+from ffd.ledger import Counts
+from ffd.methods.base import Executor, LayerGeometry, MethodLayer, RowState, Selection
+from ffd.methods.dense import write_token
+from ffd.quantization import (
+    CODES_PER_BYTE,
+    SCALE_DTYPE,
+    odd_levels,
+    quantize_blocks,
+    residual_dtype,
+    residual_in_half_steps,
+)
+
+if TYPE_CHECKING:
+    from ffd.methods.ffd import FFD
+
+LOG2_E = math.log2(math.e)
+
+
+def scanned_tokens(lengths: Tensor, block_size: int) -> Tensor:
+    """Tokens of complete blocks before the current token: what a step at these lengths scans."""
+    return (lengths - 1).clamp(min=0) // block_size * block_size
+
+
+class FFDLayer(MethodLayer):
+    """2-bit keys, residual, values and a full-precision tail of one layer, head-major.
+
+    Buffers (``C`` = capacity rounded up to whole blocks): ``codes`` uint8 [B, Hkv, C, d/4],
+    ``half_step`` float16 [B, Hkv, C/block_size, d], ``residual`` [B, Hkv, C, d] or None,
+    ``values`` [B, Hkv, C, d], ``tail`` [B, Hkv, block_size, d], ``centre`` float32 [B, Hkv, d] or None,
+    ``delta_nats`` float32 [Hq].
+    A block is quantised in the step that fills it and used so from the next step on: the first
+    ``(lengths - 1) // block_size * block_size`` tokens are scanned, the rest are in the tail at
+    ``position % block_size``. A function of the length alone, however the tokens came.
+    """
+
+    def __init__(self, method: FFD, geometry: LayerGeometry, rows: RowState, executor: Executor) -> None:
+        super().__init__(geometry, rows, executor)
+        self.method = method
+        g, block = geometry, method.block_size
+        num_blocks = -(-g.capacity // block)
+        lead = (g.batch_size, g.num_kv_heads)
+        tokens = num_blocks * block
+
+        def zeros(*shape: int, dtype: torch.dtype) -> Tensor:
+            return torch.zeros(*lead, *shape, dtype=dtype, device=g.device)
+
+        self.codes = zeros(tokens, g.head_dim // CODES_PER_BYTE, dtype=torch.uint8)
+        self.half_step = zeros(num_blocks, g.head_dim, dtype=SCALE_DTYPE)
+        stored = residual_dtype(method.residual, g.dtype)
+        self.residual = None if stored is None else zeros(tokens, g.head_dim, dtype=stored)
+        self.values = zeros(tokens, g.head_dim, dtype=g.dtype)
+        self.tail = zeros(block, g.head_dim, dtype=g.dtype)
+        self.centre = zeros(g.head_dim, dtype=torch.float32) if method.centre else None
+        # On the device and per head, so that a captured graph serves calibrated margins too.
+        margins = method.margins(g.layer, g.num_query_heads)
+        self.delta_nats = torch.tensor(margins, dtype=torch.float32, device=g.device)
+        self._pending: tuple[Tensor, Tensor] | None = None
+
+    def prefill(self, keys: Tensor, values: Tensor) -> None:
+        """Quantise the complete blocks of each prompt at once and keep the rest as its tail."""
+        block = self.method.block_size
+        self._pending = None
+        self.values[:, :, : values.shape[2]] = values
+        if self.centre is not None:
+            real = reference.visible(self.lengths, keys.shape[2])[:, None, :, None]
+            total = keys.float().masked_fill(~real, 0.0).sum(dim=2)
+            self.centre.copy_(total / self.lengths[:, None, None])
+            keys = (keys.float() - self.centre[:, :, None]).to(keys.dtype)
+        whole = keys.shape[2] // block * block
+        if whole:
+            self._store_blocks(slice(None), keys[:, :, :whole], first_block=0)
+        for row, length in enumerate(self.lengths.tolist()):
+            tail = keys[row, :, (length - 1) // block * block : length]
+            self.tail[row, :, : tail.shape[1]] = tail
+
+    def append(self, keys: Tensor, values: Tensor) -> None:
+        """Store one token per row and quantise the block it fills.
+
+        The fused executor does both in the launch that scans: until `decode` the token is only held here.
+        """
+        if self.executor == "fused":
+            self.write_pending()
+            self._pending = keys, values
+            return
+        block = self.method.block_size
+        if self.centre is not None:
+            keys = (keys.float() - self.centre[:, :, None]).to(keys.dtype)
+        write_token(self.values, values, self.lengths)
+        write_token(self.tail, keys, (self.lengths - 1) % block + 1)
+        for row, length in enumerate(self.lengths.tolist()):
+            if length % block == 0:
+                self._store_blocks(slice(row, row + 1), self.tail[row : row + 1], length // block - 1)
+
+    def take_pending(self) -> tuple[Tensor, Tensor] | None:
+        """Keys and values [B, Hkv, 1, d] of a token that the caller now stores, if one is held."""
+        pending, self._pending = self._pending, None
+        return pending
+
+    def write_pending(self) -> None:
+        """Store a held token in a launch of its own, for whoever reads the buffers before `decode`."""
+        pending = self.take_pending()
+        if pending is not None:
+            from ffd.kernels.ffd_append import ffd_append
+
+            ffd_append(self, *pending)
+
+    def _store_blocks(self, rows: slice, keys: Tensor, first_block: int) -> None:
+        block = self.method.block_size
+        q = quantize_blocks(keys.unflatten(2, (-1, block)), self.method.levels, self.method.residual)
+        blocks = slice(first_block, first_block + q.codes.shape[2])
+        tokens = slice(blocks.start * block, blocks.stop * block)
+        self.codes[rows, :, tokens] = q.codes.flatten(2, 3)
+        self.half_step[rows, :, blocks] = q.half_step
+        if self.residual is not None and q.residual is not None:
+            self.residual[rows, :, tokens] = q.residual.flatten(2, 3)
+
+    def select(self, q: Tensor, scale: float) -> Selection:
+        """Apply the rule of the module's docstring to the stored cache."""
+        self.write_pending()
+        m, n = self.method, int(self.lengths.max())
+        quantised = scanned_tokens(self.lengths, m.block_size)
+        scan, refinement = self._scores(q, scale, n)
+        seen = reference.visible(self.lengths, n)[:, None]
+        thumbnails = reference.visible(quantised, n)[:, None]
+        near = scan + refinement if m.pseudo_max == "refined" else scan
+        floor = reference.pseudo_max(near, self.lengths, m.n_sink, m.n_local)
+        passed = reference.unit_max(scan, thumbnails, m.test_size) >= (floor - self.delta_nats)[..., None]
+        tail = seen & ~thumbnails
+        selected = reference.expand_units(passed, m.test_size, n) & thumbnails | tail
+        return Selection(
+            lengths=self.lengths,
+            selected=selected,
+            attended=selected
+            if m.select_per == "head"
+            else reference.attend_union(selected, self.geometry.num_kv_heads),
+            estimate=scan.masked_fill(~seen, torch.nan),
+            scores=scan + refinement,
+            scanned=quantised,
+            pseudo_max=floor,
+            margin=self.delta_nats,
+            score_shift=None
+            if self.centre is None
+            else reference.key_scores(q, self.centre[:, :, None], scale).squeeze(-1),
+        )
+
+    def _scores(self, q: Tensor, scale: float, num_tokens: int) -> tuple[Tensor, Tensor]:
+        """Scan scores and what the residual adds, both float32 [B, Hq, N] in natural units.
+
+        The query and its product with the half steps are rounded to fp16 as in the kernel, so that both
+        executors test the same numbers; thumbnails are small odd integers and exact in any format.
+        """
+        m, hkv = self.method, self.geometry.num_kv_heads
+        block = m.block_size
+        num_blocks = num_tokens // block
+        whole = num_blocks * block
+        query = (reference.group_heads(q.float(), hkv) * (scale * LOG2_E)).to(SCALE_DTYPE).float()
+        h = self.half_step[:, :, :num_blocks].float()
+        operand = (query[:, :, None] * h[:, :, :, None]).to(SCALE_DTYPE).float()  # [B, Hkv, blocks, G, d]
+
+        def dot(tokens: Tensor) -> Tensor:
+            scores = operand @ tokens.unflatten(2, (num_blocks, block)).transpose(-1, -2)
+            return scores.permute(0, 1, 3, 2, 4).flatten(3, 4).flatten(1, 2) / LOG2_E
+
+        # Slots of the row's tail: exact scores at their position.
+        position = torch.arange(num_tokens, device=q.device)
+        tail = reference.key_scores(q, self.tail, scale)[..., position % block]
+        scan = tail.clone()
+        refinement = torch.zeros_like(tail)
+        if whole:
+            thumbnails = dot(odd_levels(self.codes[:, :, :whole]))
+            quantised = reference.visible(scanned_tokens(self.lengths, block), whole)[:, None]
+            scan[..., :whole] = torch.where(quantised, thumbnails, tail[..., :whole])
+            if self.residual is not None:
+                stored = self.residual[:, :, :whole]
+                if m.residual == "exact":
+                    added = reference.key_scores(q, stored, scale) - thumbnails
+                else:
+                    shaped = residual_in_half_steps(
+                        stored.unflatten(2, (num_blocks, block)), self.half_step[:, :, :num_blocks]
+                    )
+                    added = dot(shaped.flatten(2, 3))
+                refinement[..., :whole] = torch.where(quantised, added, 0.0)
+        return scan, refinement
+
+    def stored_values(self, num_tokens: int) -> Tensor:
+        """Values as stored."""
+        self.write_pending()
+        return self.values[:, :, :num_tokens]
+
+    def bytes_read(self, counts: Counts) -> dict[str, Tensor]:
+        """Thumbnails and half steps of all blocks; residual and values of kept ones; the tail's keys."""
+        g, m = self.geometry, self.method
+        tail = counts.context - counts.scanned
+        stored = residual_dtype(m.residual, g.dtype)
+        residual_bytes = 0 if stored is None else stored.itemsize
+        return {
+            "thumbnails": counts.scanned * (g.head_dim / CODES_PER_BYTE),
+            "half_steps": counts.scanned * (g.head_dim * SCALE_DTYPE.itemsize / m.block_size),
+            "residual": (counts.union - tail) * (g.head_dim * residual_bytes),
+            "tail_keys": tail * (g.head_dim * g.dtype.itemsize),
+            "values": counts.union * (g.head_dim * g.dtype.itemsize),
+        }
+
+    def _decode_fused(self, q: Tensor, scale: float) -> Tensor:
+        from ffd.kernels.ffd_decode import ffd_decode
+
+        return ffd_decode(self, q, scale)
