@@ -110,8 +110,15 @@ def describe(spec: ModelSpec) -> ModelDescription:
     return _describe(spec, _locate(spec))
 
 
-def load_model(spec: ModelSpec) -> LoadedModel:
+def load_model(spec: ModelSpec, known: ModelDescription | None = None) -> LoadedModel:
     """Load weights and tokenizer.
+
+    Parameters
+    ----------
+    spec
+        The model.
+    known
+        What `describe` said of it, where that has been asked already: the tokenizer is not read again.
 
     Raises
     ------
@@ -125,7 +132,7 @@ def load_model(spec: ModelSpec) -> LoadedModel:
     if dtype == "auto":
         dtype = "bfloat16" if device.startswith("cuda") else "float32"
     files = _locate(spec)
-    description = _describe(spec, files)
+    description = known or _describe(spec, files)
     from transformers import AutoModelForCausalLM
 
     try:

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from experiments import summary as summarise
-from experiments.environment import describe as describe_environment
 from experiments.prepare import Prepared
 from experiments.summary import Row
 
@@ -20,7 +19,7 @@ def build_summary(
     *,
     all_dense: bool,
 ) -> dict[str, Any]:
-    """Every block but the run's id, status and reason.
+    """Every block but the run's id, status and machine.
 
     Parameters
     ----------
@@ -60,5 +59,4 @@ def build_summary(
         "skipped": [vars(s) for s in prepared.plan.skipped],
         "notes": list(prepared.notes),
         "null_reasons": {**sparsity_reasons, **timing_reasons, **fidelity_reasons},
-        "environment": describe_environment(),
     }

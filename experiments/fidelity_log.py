@@ -9,7 +9,7 @@ from typing import Any
 
 from eval.fidelity import FidelityProbe, FidelityState, summary, table, write_table
 from experiments.errors import UsageError
-from experiments.store import read_json, write_atomically
+from experiments.files import read_json, write_atomically
 
 
 def page_unit(method: Mapping[str, Any]) -> int:

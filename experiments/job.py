@@ -12,8 +12,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from experiments.errors import INTERRUPTED_EXIT, INVALID_EXIT
+from experiments.files import read_json
 from experiments.gpus import claimed_gpu, visible_gpus
-from experiments.store import read_json
 from experiments.under_sweep import PARENT, RUN_ID_FILE
 
 RUN_PY = Path(__file__).resolve().parent.parent / "run.py"

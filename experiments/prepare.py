@@ -8,14 +8,14 @@ from typing import Any
 
 import torch
 
-from eval.data import DataError
-from eval.models import ModelDescription, ModelError, ModelSpec, describe
-from eval.records import Plan, Sample, Skipped, Suite, TaskError
+from eval.models import ModelDescription, ModelSpec, describe
+from eval.records import Plan, Sample, Skipped, Suite
 from eval.suites import make_suite
 from experiments.config import RunConfig
 from experiments.defaults import fill_task
 from experiments.errors import UsageError
-from ffd.executor import ExecutorError, resolve_executor
+from experiments.refusals import refusals
+from ffd.executor import resolve_executor
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ def prepare(config: RunConfig) -> Prepared:
     UsageError
         For a model, a task or data that cannot be had as asked, or if no task is left to run.
     """
-    try:
+    with refusals():
         spec = ModelSpec(**{key: value for key, value in config.model.items() if value is not None})
         executor = resolve_executor(config.executor, torch.device("cuda" if torch.cuda.is_available() else "cpu"))
         model = describe(spec)
@@ -67,10 +67,6 @@ def prepare(config: RunConfig) -> Prepared:
         )
         plan = suite.plan()
         samples, missing = _samples(suite, plan)
-    except (ModelError, TaskError, DataError, ExecutorError) as error:
-        raise UsageError(str(error)) from None
-    except TypeError as error:
-        raise UsageError(f"model: {error}") from None
     if missing:
         lost = {m.task for m in missing}
         plan = replace(

@@ -8,9 +8,9 @@ from pathlib import Path
 
 from experiments.config import RunConfig
 from experiments.errors import UsageError
+from experiments.files import write_atomically
 from experiments.prepare import prepare
 from experiments.progress import console
-from experiments.store import write_atomically
 
 
 def run_prompts(config: RunConfig) -> int:

@@ -17,7 +17,7 @@ from typing import Any
 
 from experiments.errors import UsageError
 from experiments.fidelity_log import FidelityLog
-from experiments.store import RunStore, read_samples, write_samples
+from experiments.store import Rows, RunStore, read_samples, write_samples
 
 
 @dataclass(frozen=True)
@@ -83,13 +83,17 @@ class ShardStore(RunStore):
                         "wait for it, or use the same split"
                     ) from None
 
-    def finished_samples(self) -> dict[tuple[str, int], dict[str, Any]]:
+    def finished_samples(self) -> Rows:
         """Samples done by anyone; only this shard's own torn line is cut off."""
         rows = read_samples(self.folder / "samples.jsonl")
         for path in sorted(self.folder.glob("shards/*/samples.jsonl")):
             if path != self.samples_path:
                 rows = {**read_samples(path), **rows}
         return {**super().finished_samples(), **rows}
+
+    def latest(self, rows: Rows) -> Rows:
+        """Samples that any shard has finished meanwhile."""
+        return self.finished_samples()
 
     def set_aside(self) -> None:
         """Refuse: other shards may be at work."""
@@ -144,7 +148,7 @@ def merged_fidelity(folder: Path, unit: int) -> FidelityLog:
     return log
 
 
-def absorb_shards(folder: Path, order: Sequence[tuple[str, int]], unit: int) -> None:
+def merge_shards(folder: Path, rows: Rows, order: Sequence[tuple[str, int]], unit: int) -> Rows:
     """Move what the shards of a run finished to where an undivided run keeps it.
 
     Killed anywhere, it can be called again: samples count once, and so does fidelity.
@@ -153,24 +157,31 @@ def absorb_shards(folder: Path, order: Sequence[tuple[str, int]], unit: int) -> 
     ----------
     folder
         The run's.
+    rows
+        Finished samples as far as they are known, in the order in which ``samples.jsonl`` has them.
     order
         Task and index of every sample, in the run's order.
     unit
         Tokens per page of the fidelity metrics.
+
+    Returns
+    -------
+    Rows
+        All finished samples, in the run's order.
     """
-    own = read_samples(folder / "samples.jsonl")
-    rows = dict(own)
+    divided = (folder / "shards").is_dir()
+    found = dict(rows)
     for path in sorted(folder.glob("shards/*/samples.jsonl")):
-        rows = {**read_samples(path), **rows}
-    ordered = {key: rows[key] for key in order if key in rows}
-    if list(ordered) != list(own):
+        found = {**read_samples(path), **found}
+    ordered = {key: found[key] for key in order if key in found}
+    if ordered and (divided or list(ordered) != list(rows)):
         write_samples(folder / "samples.jsonl", list(ordered.values()))
-    if not (folder / "shards").is_dir():
-        return
-    log = FidelityLog(folder / "fidelity", unit)
-    for path in _fidelity_folders(folder)[1:]:
-        log.absorb(FidelityLog(path, unit))
-    shutil.rmtree(folder / "shards")
+    if divided:
+        log = FidelityLog(folder / "fidelity", unit)
+        for path in _fidelity_folders(folder)[1:]:
+            log.absorb(FidelityLog(path, unit))
+        shutil.rmtree(folder / "shards")
+    return ordered
 
 
 def _fidelity_folders(folder: Path) -> list[Path]:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import errno
 import fcntl
 import json
-import math
 import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,9 +18,12 @@ from pathlib import Path
 from typing import IO, Any
 
 from experiments.errors import UsageError
+from experiments.files import json_ready, read_json, write_atomically
 from experiments.progress import console
 from experiments.under_sweep import announce_run
 
+Rows = dict[tuple[str, int], dict[str, Any]]
+"""Finished rows of ``samples.jsonl`` by task and index, in the order in which they finished."""
 _RESERVE_BYTES = 256 * 1024
 """Released when the disk is full, so that the failure itself can be recorded."""
 
@@ -45,7 +47,8 @@ class RunStore:
     def __init__(self, root: Path, run_id: str) -> None:
         self.folder = root / "runs" / run_id
         self.run_id = run_id
-        self._created = not self.folder.exists()
+        self.created = not self.folder.exists()
+        """Whether this process began the run."""
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             self._lock = (self.folder / ".lock").open("w")
@@ -73,6 +76,11 @@ class RunStore:
         return self.work / "samples.jsonl"
 
     @property
+    def summary_path(self) -> Path:
+        """The file that says how far the run came."""
+        return self.folder / "summary.json"
+
+    @property
     def reserve_path(self) -> Path:
         """Ballast, see `_RESERVE_BYTES`."""
         return self.work / ".reserve"
@@ -88,7 +96,7 @@ class RunStore:
 
     def summary(self) -> dict[str, Any] | None:
         """The stored summary, or None before the run began; `UsageError` names a damaged one."""
-        path = self.folder / "summary.json"
+        path = self.summary_path
         summary = read_json(path)
         if summary is not None and not (isinstance(summary, dict) and {"status", "run_id"} <= summary.keys()):
             raise UsageError(f"{path}: not a run's summary; move the file away, or repeat the run with rerun=true")
@@ -117,9 +125,13 @@ class RunStore:
             return False
         return summary is not None and summary["status"] not in ("complete", "invalid")
 
-    def finished_samples(self) -> dict[tuple[str, int], dict[str, Any]]:
+    def finished_samples(self) -> Rows:
         """Samples already done, by task and index; nothing is changed."""
         return read_samples(self.samples_path)
+
+    def latest(self, rows: Rows) -> Rows:
+        """All finished samples when this process has done its part; alone, it knows them."""
+        return rows
 
     def append_sample(self, row: dict[str, Any]) -> None:
         """Append one finished sample and wait until it is on the disk; a line torn by a kill is cut off first."""
@@ -155,9 +167,13 @@ class RunStore:
         self.reserve_path.unlink(missing_ok=True)
 
     def discard_if_empty(self) -> None:
-        """Remove a folder that this process made, if no sample was finished: what could not begin leaves nothing."""
-        if self._created and not self.samples_path.exists():
+        """Remove a folder that this process made, if nothing was run: looking leaves nothing."""
+        if self.created and not self.samples_path.exists() and not self.summary_path.exists():
             shutil.rmtree(self.folder, ignore_errors=True)
+
+    def withdraw(self) -> None:
+        """Take back that the run began; with `discard_if_empty`, what could not begin leaves nothing."""
+        self.summary_path.unlink(missing_ok=True)
 
     def close(self) -> None:
         """Release files and the lock."""
@@ -167,13 +183,13 @@ class RunStore:
         self._lock.close()
 
 
-def read_samples(path: Path) -> dict[tuple[str, int], dict[str, Any]]:
+def read_samples(path: Path) -> Rows:
     """Whole rows of a file of samples by task and index, none where there is no file; nothing is changed.
 
     A line that is not a sample is left out and said so, and does not take the rows after it along; a last
     line without its end was torn by a kill and is left out in silence.
     """
-    done: dict[tuple[str, int], dict[str, Any]] = {}
+    done: Rows = {}
     try:
         lines = path.read_bytes().splitlines(keepends=True)
     except FileNotFoundError:
@@ -207,37 +223,3 @@ def write_samples(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
 
 def _line(row: Mapping[str, Any]) -> bytes:
     return json.dumps(row, ensure_ascii=False).encode() + b"\n"
-
-
-def write_atomically(path: Path, data: bytes) -> None:
-    """Write a file so that readers see the old or the new content, never a part."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with temporary.open("wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
-def json_ready(value: Any) -> Any:
-    """The value with non-finite numbers, which JSON does not have, as the strings that the command line takes."""
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
-    if isinstance(value, Mapping):
-        return {key: json_ready(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [json_ready(item) for item in value]
-    return value
-
-
-def read_json(path: Path) -> Any:
-    """Parse a JSON file, or None where it does not exist; `UsageError` names one that cannot be read."""
-    try:
-        return json.loads(path.read_text())
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError) as error:  # a directory, not text, not JSON
-        raise UsageError(f"{path}: damaged ({type(error).__name__}); move it away, or use another out=") from None

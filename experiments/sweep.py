@@ -125,7 +125,7 @@ class Sweep:
         self._record()
 
     def _record(self) -> None:
-        from experiments.store import write_atomically
+        from experiments.files import write_atomically
 
         jobs = [
             {"overrides": list(job.overrides), "dropped": list(job.dropped), **vars(outcome)}

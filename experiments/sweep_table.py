@@ -10,9 +10,9 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from experiments.files import read_json
 from experiments.job import Outcome
 from experiments.jobs import Job
-from experiments.store import read_json
 from experiments.table import number
 
 _FIGURES = (

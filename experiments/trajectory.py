@@ -9,11 +9,11 @@ from torch import Tensor
 
 from eval.models import LoadedModel
 from experiments.config import RunConfig
-from experiments.errors import UsageError
+from experiments.refusals import refusals
 from experiments.workload import Item, Workload
-from ffd.cache import DecodeHandle, Probe, UnsupportedModelError
+from ffd.cache import DecodeHandle, Probe
 from ffd.engine import Engine
-from ffd.methods import KnobError, Method, create
+from ffd.methods import Method, create
 
 GPU_PREFILL_CHUNK = 32768
 
@@ -29,7 +29,7 @@ def make_engine(config: RunConfig, workload: Workload, loaded: LoadedModel, meth
     chunk = config.prefill_chunk
     if chunk is None and loaded.device.startswith("cuda"):
         chunk = GPU_PREFILL_CHUNK
-    try:
+    with refusals():
         return Engine(
             loaded.model,
             method,
@@ -38,8 +38,6 @@ def make_engine(config: RunConfig, workload: Workload, loaded: LoadedModel, meth
             prefill_chunk=chunk,
             **options,
         )
-    except (UnsupportedModelError, KnobError) as error:
-        raise UsageError(str(error)) from None
 
 
 def observer(

@@ -9,14 +9,15 @@ from typing import Any
 
 import torch
 
-from eval.models import LoadedModel, ModelDescription, ModelError, ModelSpec, describe, load_model
+from eval.answer import stop_tokens
+from eval.models import LoadedModel, ModelDescription, ModelSpec, describe, load_model
 from eval.records import Sample
 from experiments.config import RunConfig
 from experiments.errors import UsageError
 from experiments.identity import digest
 from experiments.prepare import prepare, prompts_fingerprint
-from experiments.sample_run import stop_tokens
-from ffd.executor import ExecutorError, resolve_executor
+from experiments.refusals import refusals
+from ffd.executor import resolve_executor
 
 
 @dataclass(frozen=True)
@@ -60,10 +61,8 @@ class Workload:
 
     def load(self) -> LoadedModel:
         """Load the weights; raises `UsageError`."""
-        try:
-            return load_model(self.spec)
-        except ModelError as error:
-            raise UsageError(str(error)) from None
+        with refusals():
+            return load_model(self.spec, self.model)
 
 
 def load_workload(config: RunConfig) -> Workload:
@@ -95,12 +94,10 @@ def _of_text(config: RunConfig) -> Workload:
         text = options.text_file.read_text()
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"fidelity.text_file={options.text_file}: cannot be read as text ({error})") from None
-    try:
+    with refusals():
         spec = ModelSpec(**{key: value for key, value in config.model.items() if value is not None})
         executor = resolve_executor(config.executor, torch.device("cuda" if torch.cuda.is_available() else "cpu"))
         model = describe(spec)
-    except (ModelError, ExecutorError) as error:
-        raise UsageError(str(error)) from None
     if options.prompt_tokens + options.new_tokens > model.context_length:
         raise UsageError(
             f"fidelity.prompt_tokens={options.prompt_tokens}: expected at most {model.context_length} tokens, "

@@ -108,7 +108,7 @@ def test_a_finished_run_is_shown_and_rerun_keeps_the_earlier_files(command, tmp_
     assert invoke(command, monkeypatch) == 0
     first = (only_run(tmp_path) / "samples.jsonl").read_text()
     capsys.readouterr()
-    monkeypatch.setattr(accuracy, "load_model", lambda spec: pytest.fail("a finished run must not load weights"))
+    monkeypatch.setattr(accuracy, "load_model", lambda *_: pytest.fail("a finished run must not load weights"))
     assert invoke(command, monkeypatch) == 0
     assert "status complete" in capsys.readouterr().out
     monkeypatch.undo()
@@ -240,13 +240,14 @@ def test_an_interrupted_repetition_is_continued_and_the_original_kept(command, t
     assert invoke(command, monkeypatch) == 0
     folder = only_run(tmp_path)
     original = (folder / "samples.jsonl").read_text()
-    honest = accuracy.AccuracyRun._run_samples
+    honest = accuracy.AccuracyRun._run_sample
 
-    def interrupted(self, pending, *rest):
-        honest(self, pending[:1], *rest)
-        raise KeyboardInterrupt
+    def interrupted(self, engine, loaded, sample, fidelity):
+        if (sample.task, sample.index) != ("niah_single_1", 0):
+            raise KeyboardInterrupt
+        return honest(self, engine, loaded, sample, fidelity)
 
-    monkeypatch.setattr(accuracy.AccuracyRun, "_run_samples", interrupted)
+    monkeypatch.setattr(accuracy.AccuracyRun, "_run_sample", interrupted)
     assert invoke([*command, "rerun=true"], monkeypatch) == 130
     monkeypatch.undo()
     assert len(samples(folder)) == 1
@@ -283,7 +284,7 @@ def test_two_writers_of_one_run_do_not_mix(command, tmp_path, monkeypatch, capsy
 
 
 def test_dry_run_estimates_and_runs_nothing(command, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(accuracy, "load_model", lambda spec: pytest.fail("a dry run must not load weights"))
+    monkeypatch.setattr(accuracy, "load_model", lambda *_: pytest.fail("a dry run must not load weights"))
     assert invoke([*command, "dry_run=true"], monkeypatch) == 0
     err = capsys.readouterr().err
     assert "4 samples to run" in err

@@ -11,8 +11,8 @@ import pytest
 
 from experiments import accuracy
 from experiments.fidelity_log import FidelityLog
-from experiments.shards import Shard, ShardStore, absorb_shards
-from experiments.store import RunStore
+from experiments.shards import Shard, ShardStore, merge_shards
+from experiments.store import RunStore, read_samples
 from tests.run_in_process import invoke
 from tests.sweep_runs import ROOT, results, save_tiny_model, small_run
 
@@ -86,10 +86,10 @@ def test_a_kill_while_merging_loses_and_doubles_nothing(command, whole, tmp_path
     (folder,) = (out / "runs").iterdir()
     kept = shutil.copytree(folder, tmp_path / "kept")
     order = [(row["task"], row["index"]) for row in whole[folder.name][0]]
-    absorb_shards(folder, order, unit=128)
+    merge_shards(folder, {}, order, unit=128)
     # As if killed after the rows and the fidelity were written, before the shards were removed.
     shutil.copytree(kept / "shards", folder / "shards")
-    absorb_shards(folder, order, unit=128)
+    merge_shards(folder, read_samples(folder / "samples.jsonl"), order, unit=128)
     assert len(FidelityLog.covered_by(folder / "fidelity")) == 2
     assert invoke([*command, f"out={out}"], monkeypatch) == 0
     assert results(out) == whole

@@ -6,15 +6,13 @@ from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any
 
-from eval.data import DataError
 from eval.lm_harness.config import LmEvalConfig, make_config
 from eval.lm_harness.tasks import LoadedTasks, load_tasks
-from eval.models import ModelDescription, ModelError, ModelSpec, describe
-from eval.records import TaskError
+from eval.models import ModelDescription, ModelSpec, describe
 from experiments.config import RunConfig
-from experiments.environment import device_class, versions
 from experiments.errors import UsageError
-from experiments.identity import code_fingerprint
+from experiments.lifecycle import code_and_machine
+from experiments.refusals import refusals
 
 
 @dataclass(frozen=True)
@@ -55,16 +53,15 @@ class PreparedEvaluation:
             "model_revision": self.model.revision,
             "prompts": self.tasks.fingerprint,
             "executor": self.executor,
-            "device": device_class(),
-            "versions": versions(("torch", "triton", "transformers", "lm-eval")),
-            "code": code_fingerprint(
+            **code_and_machine(
                 [
                     "ffd.attachment",
                     type(self.method).__module__,
                     "eval.lm_harness.model",
                     "eval.lm_harness.tasks",
                     "eval.lm_harness.results",
-                ]
+                ],
+                packages=("lm-eval",),
             ),
         }
 
@@ -104,10 +101,10 @@ def prepare(config: RunConfig) -> PreparedEvaluation:
     """
     import torch
 
-    from ffd.executor import ExecutorError, resolve_executor
+    from ffd.executor import resolve_executor
 
     _refuse_inapplicable(config)
-    try:
+    with refusals():
         task = make_config(config.task)
         try:
             from eval.lm_harness.model import chat_renderer
@@ -117,8 +114,6 @@ def prepare(config: RunConfig) -> PreparedEvaluation:
         executor = resolve_executor(config.executor, torch.device("cuda" if torch.cuda.is_available() else "cpu"))
         model = describe(spec)
         tasks = load_tasks(task, chat_renderer(model.tokenizer), model.name)
-    except (ModelError, TaskError, DataError, ExecutorError) as error:
-        raise UsageError(str(error)) from None
     return PreparedEvaluation(config, spec, model, task, tasks, executor)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from eval.lm_harness.answers import Answer
 from eval.lm_harness.results import harness_score
 from eval.lm_harness.tasks import LoadedTasks
-from experiments.store import RunStore
+from experiments.store import Rows, RunStore
 from experiments.tracker import Tracker
 
 Row = dict[str, Any]
@@ -19,10 +19,10 @@ Row = dict[str, Any]
 class StoreJournal:
     """Answers in ``samples.jsonl``: without scores while the evaluation runs, as lm-eval scores only at its end."""
 
-    def __init__(self, store: RunStore, tracker: Tracker) -> None:
+    def __init__(self, store: RunStore, rows: Rows, tracker: Tracker) -> None:
         self.store = store
+        self.rows = rows
         self.tracker = tracker
-        self.rows = store.finished_samples()
 
     def recall(self, task: str, index: int) -> str | None:
         """Text of an answer that an earlier process finished, or None."""
@@ -36,10 +36,11 @@ class StoreJournal:
         self.rows[answer.task, answer.index] = row
         self.tracker.log({"seconds": answer.seconds, "new_tokens": answer.new_tokens})
 
-    def ordered(self, tasks: Sequence[str]) -> list[dict[str, Any]]:
-        """Rows in task and index order."""
-        position = {task: i for i, task in enumerate(tasks)}
-        return [self.rows[key] for key in sorted(self.rows, key=lambda key: (position[key[0]], key[1]))]
+
+def in_order(rows: Rows, tasks: Sequence[str]) -> list[dict[str, Any]]:
+    """Rows in task and index order."""
+    position = {task: i for i, task in enumerate(tasks)}
+    return [rows[key] for key in sorted(rows, key=lambda key: (position[key[0]], key[1]))]
 
 
 def sample_row(answer: Answer) -> Row:
@@ -62,7 +63,7 @@ def sample_row(answer: Answer) -> Row:
     }
 
 
-def score_rows(rows: Mapping[tuple[str, int], Row], results: Mapping[str, Any]) -> None:
+def score_rows(rows: Rows, results: Mapping[str, Any]) -> None:
     """Fill in the scores and references that lm-eval gave at the end."""
     scores = {task: harness_score(results, task) for task in {task for task, _ in rows}}
     for row in rows.values():

@@ -2,66 +2,43 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 from eval.lm_harness.arguments import HarnessError
 from eval.lm_harness.tasks import reset_fewshot
-from eval.models import ModelError, load_model
+from eval.models import load_model
 from experiments.config import RunConfig
-from experiments.environment import describe as describe_environment
-from experiments.errors import INVALID_EXIT, RunFailedError, UsageError, one_line
 from experiments.estimate import estimate
-from experiments.identity import run_id
+from experiments.lifecycle import Rows, StudyRun
 from experiments.lm_eval import summary as summarise
 from experiments.lm_eval.prepare import PreparedEvaluation, Request, prepare
-from experiments.lm_eval.rows import StoreJournal, json_lines, loglikelihood_rows, score_rows, without_samples
-from experiments.progress import console
-from experiments.store import RunStore
+from experiments.lm_eval.rows import StoreJournal, in_order, json_lines, loglikelihood_rows, score_rows, without_samples
+from experiments.refusals import refusals
 from experiments.summary import layer_table
 from experiments.table import print_summary
-from experiments.tracker import Tracker, make_tracker
+from experiments.tracker import Tracker
 
 
 def run_lm_eval(config: RunConfig) -> int:
     """Run, resume or just show one evaluation by lm-eval; returns the exit code."""
-    prepared = prepare(config)
-    store = RunStore(config.root, run_id(prepared.identity))
-    try:
-        return LmEvalRun(prepared, store).run()
-    finally:
-        if store.summary() is None:
-            store.discard_if_empty()
-        store.close()
+    return LmEvalRun(prepare(config)).run()
 
 
-class LmEvalRun:
+class LmEvalRun(StudyRun):
     """One evaluation on its way from requests to a summary."""
 
-    def __init__(self, prepared: PreparedEvaluation, store: RunStore) -> None:
+    def __init__(self, prepared: PreparedEvaluation) -> None:
+        super().__init__(prepared.config, prepared.identity)
         self.prepared = prepared
-        self.config = prepared.config
-        self.store = store
+        self.harness: dict[str, Any] | None = None
+        """lm-eval's results, samples included; None before its end."""
 
-    def run(self) -> int:
-        """Carry the run as far as it goes; returns the exit code."""
-        stored = None if self.config.rerun else self.store.summary()
-        if stored is not None and stored["status"] == "complete":
-            console.print(f"run {self.store.run_id} is finished; rerun=true repeats it")
-            print_summary(stored)
-            return 0
-        if self.config.rerun and not self.config.dry_run:
-            self.store.set_aside()
-        for note in summarise.notes(self.prepared):
-            console.print(note)
-        done = set(self.store.finished_samples())
-        console.print(estimate(self.prepared, self._pending(done)).line() + (f", {len(done)} done" if done else ""))
-        if self.config.dry_run:
-            console.print(f"dry run: nothing was run; results would go to {self.store.folder}")
-            return 0
-        return self._execute()
+    def plan(self, done: Rows) -> str:
+        """How each task runs, then requests, tokens and time."""
+        line = estimate(self.prepared, self._pending(done)).line() + (f", {len(done)} done" if done else "")
+        return "\n".join([*summarise.notes(self.prepared), line])
 
-    def _pending(self, done: set[tuple[str, int]]) -> list[Request]:
+    def _pending(self, done: Rows) -> list[Request]:
         """Requests that are left; of a task, the first generation requests are the finished ones."""
         finished = {task: sum(key[0] == task for key in done) for task in self.prepared.tasks.names}
         pending = []
@@ -72,94 +49,53 @@ class LmEvalRun:
                 pending.append(request)
         return pending
 
-    def _execute(self) -> int:
-        import yaml
-
-        identity = self.prepared.identity
-        plain = json.loads(json.dumps(identity))  # tuples and mappings as YAML knows them
-        tracker = make_tracker(self.config.tracker, self.store.run_id, identity, self.config.root)
-        journal = StoreJournal(self.store, tracker)
-        try:
-            self.store.reserve()
-            self.store.write_text("config.yaml", yaml.safe_dump(plain, sort_keys=False, allow_unicode=True))
-            self.store.write_json("environment.json", describe_environment())
-            self._summarize(journal, None, "partial", "not finished: running, or killed")
-            results = self._evaluate(journal)
-        except KeyboardInterrupt:
-            tracker.finish(self._summarize(journal, None, "partial", "interrupted; the same command resumes"), {})
-            raise
-        except Exception as error:
-            raise self._failed(journal, tracker, error) from error
-        return self._finish(journal, tracker, results)
-
-    def _evaluate(self, journal: StoreJournal) -> dict[str, Any]:
-        """Hand model and tasks to lm-eval; returns its results, samples included."""
+    def work(self, rows: Rows, tracker: Tracker) -> None:
+        """Hand model and tasks to lm-eval, which asks for answers that are in ``rows`` again and gets them."""
         from lm_eval import evaluate
 
         from eval.lm_harness.model import SparseDecodeLM
 
         task, tasks = self.prepared.task, self.prepared.tasks
-        lm = SparseDecodeLM(
-            load_model(self.prepared.spec),
-            self.prepared.method,
-            executor=self.config.executor,
-            journal=journal,
-            **({} if task.max_length is None else {"max_length": task.max_length}),
-        )
-        reset_fewshot(tasks, task)
-        results: dict[str, Any] = evaluate(
-            lm,
-            tasks.loaded,
-            limit=task.limit,
-            system_instruction=task.system_instruction,
-            apply_chat_template=task.apply_chat_template,
-            fewshot_as_multiturn=task.multiturn,
-            confirm_run_unsafe_code=task.confirm_run_unsafe_code,
-        )
-        return results
+        with refusals(HarnessError):
+            lm = SparseDecodeLM(
+                load_model(self.prepared.spec, self.prepared.model),
+                self.prepared.method,
+                executor=self.config.executor,
+                journal=StoreJournal(self.store, rows, tracker),
+                **({} if task.max_length is None else {"max_length": task.max_length}),
+            )
+            reset_fewshot(tasks, task)
+            self.harness = evaluate(
+                lm,
+                tasks.loaded,
+                limit=task.limit,
+                system_instruction=task.system_instruction,
+                apply_chat_template=task.apply_chat_template,
+                fewshot_as_multiturn=task.multiturn,
+                confirm_run_unsafe_code=task.confirm_run_unsafe_code,
+            )
+        score_rows(rows, self.harness)
 
-    def _finish(self, journal: StoreJournal, tracker: Tracker, results: dict[str, Any]) -> int:
-        score_rows(journal.rows, results)
-        rows = journal.ordered(self.prepared.tasks.names)
-        if rows:
-            self.store.write_text("samples.jsonl", json_lines(rows))
-        documents = loglikelihood_rows(results, self.prepared.tasks)
+    def summarize(self, rows: Rows) -> dict[str, Any]:
+        """Every block of ``summary.json``."""
+        return summarise.summary(self.prepared, self._ordered(rows), self.harness, self.store.folder)
+
+    def write_results(self, rows: Rows, summary: dict[str, Any]) -> None:
+        """Answers with the scores that lm-eval gave at its end, its own results, and keep ratios by layer."""
+        assert self.harness is not None
+        ordered = self._ordered(rows)
+        if ordered:
+            self.store.write_text("samples.jsonl", json_lines(ordered))
+        documents = loglikelihood_rows(self.harness, self.prepared.tasks)
         if documents:
             self.store.write_text("loglikelihood.jsonl", json_lines(documents))
-        self.store.write_json("lm_eval.json", without_samples(results))
-        problem = summarise.problem(rows)
-        status = "complete" if problem is None else "invalid"
-        summary = self._summarize(journal, results, status, problem)
-        layers = layer_table(rows)
-        self.store.write_json("layers.json", layers)
-        self.store.release_reserve()
-        tracker.finish(summary, {"layers": layers})
+        self.store.write_json("lm_eval.json", without_samples(self.harness))
+        self.tables = {"layers": layer_table(ordered)}
+        self.store.write_json("layers.json", self.tables["layers"])
+
+    def show(self, summary: dict[str, Any]) -> None:
+        """Print the table."""
         print_summary(summary)
-        console.print(f"results: {self.store.folder}")
-        return INVALID_EXIT if status == "invalid" else 0
 
-    def _failed(self, journal: StoreJournal, tracker: Tracker, error: Exception) -> Exception:
-        """Record a failure; returns what to raise."""
-        from ffd.cache import UnsupportedModelError
-        from ffd.methods import KnobError
-
-        self.store.release_reserve()
-        usage = isinstance(error, ModelError | HarnessError | KnobError | UnsupportedModelError)
-        if usage and not journal.rows:
-            tracker.finish({"status": "failed"}, {})
-            (self.store.folder / "summary.json").unlink(missing_ok=True)  # it could not begin: nothing stays behind
-            return UsageError(one_line(error))
-        try:
-            summary = self._summarize(journal, None, "failed", f"{type(error).__name__}: {one_line(error)}")
-            tracker.finish(summary, {})
-        except OSError:
-            console.print("the failure itself could not be recorded: the disk is full")
-        return RunFailedError(f"run {self.store.run_id}: {one_line(error)}; finished answers are kept")
-
-    def _summarize(
-        self, journal: StoreJournal, results: dict[str, Any] | None, status: str, reason: str | None
-    ) -> dict[str, Any]:
-        rows = journal.ordered(self.prepared.tasks.names)
-        summary = summarise.summary(self.prepared, rows, results, self.store, status, reason)
-        self.store.write_json("summary.json", summary)
-        return summary
+    def _ordered(self, rows: Rows) -> list[dict[str, Any]]:
+        return in_order(rows, self.prepared.tasks.names)

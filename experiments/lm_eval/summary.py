@@ -5,24 +5,18 @@ from __future__ import annotations
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 from eval.lm_harness.results import HarnessScore, group_scores, harness_score
 from eval.records import Plan
 from experiments import summary as common
-from experiments.environment import describe as describe_environment
 from experiments.fidelity_log import FidelityLog
 from experiments.lm_eval.prepare import PreparedEvaluation
 from experiments.lm_eval.rows import Row
-from experiments.store import RunStore
 
 DECODE, DENSE = "decode by the method", "dense prefill"
 _NO_PLAN = Plan(tasks=(), samples_per_task={})
-
-
-def problem(rows: Sequence[Row]) -> str | None:
-    """Why the counters make the run invalid, if they do."""
-    return common.validity(rows, _NO_PLAN, {})[1]
 
 
 def notes(prepared: PreparedEvaluation) -> list[str]:
@@ -51,11 +45,9 @@ def summary(
     prepared: PreparedEvaluation,
     rows: Sequence[Row],
     results: Mapping[str, Any] | None,
-    store: RunStore,
-    status: str,
-    reason: str | None,
+    folder: Path,
 ) -> dict[str, Any]:
-    """Build ``summary.json``.
+    """Every block of ``summary.json`` but id, status and machine, and the problem that makes the run invalid, if any.
 
     Parameters
     ----------
@@ -65,10 +57,8 @@ def summary(
         Finished generation requests.
     results
         Of lm-eval; None before its end.
-    store
-        Where the run is kept.
-    status, reason
-        How far the run came, and why no further.
+    folder
+        The run's.
     """
     config = prepared.config
     text = prepared.model.config.get_text_config(decoder=True)
@@ -77,12 +67,9 @@ def summary(
     timing, timing_reasons = _timing(rows)
     validity, validity_reasons = _validity(prepared, rows)
     accuracy, accuracy_reasons = _accuracy(prepared, rows, results)
-    fidelity, _ = FidelityLog(store.folder / "fidelity", 1).summary()
+    fidelity, _ = FidelityLog(folder / "fidelity", 1).summary()
     not_probed = "task=lm_eval decodes through model.generate, which is not probed"
     return {
-        "run_id": store.run_id,
-        "status": status,
-        "reason": reason,
         "method": dict(config.method),
         "reads_everything": prepared.method.reads_everything,
         "model": {"name": prepared.model.label, "revision": prepared.model.revision},
@@ -101,7 +88,7 @@ def summary(
             **validity_reasons,
             **timing_reasons,
         },
-        "environment": describe_environment(),
+        "problem": common.validity(rows, _NO_PLAN, {})[1],
     }
 
 

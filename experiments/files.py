@@ -1,0 +1,46 @@
+"""Files that readers see whole or not at all, and JSON without numbers that JSON does not have."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from experiments.errors import UsageError
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    """Write a file so that readers see the old or the new content, never a part."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with temporary.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def json_ready(value: Any) -> Any:
+    """The value with non-finite numbers, which JSON does not have, as the strings that the command line takes."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if isinstance(value, Mapping):
+        return {key: json_ready(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [json_ready(item) for item in value]
+    return value
+
+
+def read_json(path: Path) -> Any:
+    """Parse a JSON file, or None where it does not exist; `UsageError` names one that cannot be read."""
+    try:
+        return json.loads(path.read_text())
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:  # a directory, not text, not JSON
+        raise UsageError(f"{path}: damaged ({type(error).__name__}); move it away, or use another out=") from None

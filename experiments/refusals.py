@@ -1,0 +1,26 @@
+"""What `eval` and `ffd` refuse, as the one line that a user gets."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from eval.data import DataError
+from eval.models import ModelError
+from eval.records import TaskError
+from experiments.errors import UsageError, one_line
+from ffd.cache import UnsupportedModelError
+from ffd.executor import ExecutorError
+from ffd.methods import KnobError
+
+REFUSALS = (DataError, ExecutorError, KnobError, ModelError, TaskError, UnsupportedModelError)
+"""Errors whose text is one line with field, value and what is accepted."""
+
+
+@contextmanager
+def refusals(*others: type[Exception]) -> Iterator[None]:
+    """Raise `REFUSALS`, and ``others`` like them, as `UsageError`."""
+    try:
+        yield
+    except (*REFUSALS, *others) as error:
+        raise UsageError(one_line(error)) from None
