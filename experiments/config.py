@@ -20,7 +20,7 @@ from experiments.options import (
     match_options,
 )
 
-RUNNERS = ("accuracy", "prompts", "fidelity", "calibrate")
+RUNNERS = ("accuracy", "prompts", "fidelity", "calibrate", "kernel")
 TRACKERS = ("wandb", "none")
 EXECUTORS = ("auto", "fused", "reference")
 _KEYS = (

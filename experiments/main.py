@@ -19,6 +19,10 @@ def execute(composed: Mapping[str, Any], *, multirun: bool) -> int:
         Whether it is one job of a sweep.
     """
     config = run_config(composed, multirun=multirun)
+    if config.runner == "kernel":
+        from experiments.kernel.runner import run_kernel
+
+        return run_kernel(config)
     if config.task["name"] == "lm_eval":
         from experiments.lm_eval import run_lm_eval
 

@@ -178,13 +178,13 @@ def gap_by_rule(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def trace_paths(path: Path | None) -> list[Path]:
-    """The trace files a configuration names; raises `UsageError`."""
+def trace_paths(path: Path | None, key: str = "fidelity.traces") -> list[Path]:
+    """The trace files that a configuration names under ``key``; raises `UsageError`."""
     if path is None:
-        raise UsageError("fidelity.traces=null: expected a trace file, or a folder of them, with trace=replay")
+        raise UsageError(f"{key}=null: expected a trace file, or a folder of them, with trace=replay")
     found = sorted(path.rglob("*.safetensors")) if path.is_dir() else [path] if path.is_file() else []
     if not found:
-        raise UsageError(f"fidelity.traces={path}: expected a trace file, or a folder of them, by trace=record")
+        raise UsageError(f"{key}={path}: expected a trace file, or a folder of them, by trace=record")
     return found
 
 

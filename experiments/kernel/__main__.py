@@ -1,0 +1,98 @@
+"""``python -m experiments.kernel --out analysis/measurements/kernel-h200.json``: the committed record's grid.
+
+Needs torch and triton only. The record is written after every row, and an existing one of the same revision and
+GPU is continued.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import triton
+
+from experiments.kernel.grid import FFD_KNOBS, OFF_BLOCK, PARTS, Point, Shape, point, standard
+from experiments.kernel.measure import Item, PointRun
+from experiments.kernel.record import line, problem, record
+from experiments.kernel.rows import Refusal, Row
+from experiments.kernel.source import Step, captured
+from experiments.kernel.timing import read_bandwidth
+
+
+def points(parts: Sequence[str], traces: Sequence[Path]) -> Iterator[tuple[Point, list[Step] | None]]:
+    """What to time, and the captured steps where keys are not planted."""
+    for part in parts:
+        for one in standard(part):
+            yield one, None
+    for path in traces:
+        for shape, steps in captured(path, "cuda"):
+            yield point(shape, {**FFD_KNOBS, "dense": {}}, (None,)), steps
+
+
+def quick() -> list[Point]:
+    """Three lengths and kept fractions."""
+    return [point(Shape(1, length - OFF_BLOCK), FFD_KNOBS, (0.02, 0.18, 1.0)) for length in (16384, 65536, 262144)]
+
+
+def stored(path: Path, machine: dict[str, Any]) -> dict[str, Any]:
+    """An earlier record of the same machine and revision, else an empty one."""
+    if machine["revision"] != "unknown" and path.exists():
+        earlier: dict[str, Any] = json.loads(path.read_text())
+        if all(earlier.get(key) == value for key, value in machine.items()):
+            return earlier
+    return {"rows": [], "refused": []}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure and write the record; returns the exit code, 1 where the gate refused a timing."""
+    parser = argparse.ArgumentParser(prog="python -m experiments.kernel", description=__doc__)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--revision", default="unknown", help="commit that is measured")
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS), help="parts of the grid, in order")
+    parser.add_argument("--quick", action="store_true", help="three lengths and kept fractions, FFD alone")
+    parser.add_argument("--traces", type=Path, nargs="*", default=[], help="trace files to replay as well")
+    options = parser.parse_args(arguments)
+    if not torch.cuda.is_available():
+        parser.error("needs a GPU")
+    machine = {
+        "gpu": torch.cuda.get_device_name(),
+        "versions": {"torch": torch.__version__, "triton": triton.__version__},
+        "revision": options.revision,
+    }
+    earlier = stored(options.out, machine)
+    bandwidth = earlier.get("read_bandwidth_bytes_per_us") or read_bandwidth()
+    rows = [Row.from_dict(row) for row in earlier["rows"]]
+    refused = [Refusal(r["refused"], r["reason"], r["wrong"]) for r in earlier["refused"] if not r["wrong"]]
+    done: dict[str, Item] = {row.label: row for row in rows} | {item.label: item for item in refused}
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    started = time.perf_counter()
+    plan = ((one, None) for one in quick()) if options.quick else points(options.parts, options.traces)
+    for one, steps in plan:
+        for item in PointRun(one, bandwidth, "cuda", captured=steps, done=done).rows():
+            done[item.label] = item
+            rows += [item] if isinstance(item, Row) else []
+            refused += [item] if isinstance(item, Refusal) else []
+            write(options.out, record(rows, refused, bandwidth, machine))
+            print(f"[{time.perf_counter() - started:.0f} s] {line(item)}", flush=True)
+    made = record(rows, refused, bandwidth, machine)
+    write(options.out, made)
+    print("us per 1000 tokens:", made["slopes_us_per_1000_tokens"])
+    why = problem(rows, refused)
+    print("gate:", why or f"passed, largest error {made['gate']['max_rel_error']:.2g}")
+    return 0 if why is None else 1
+
+
+def write(path: Path, content: dict[str, Any]) -> None:
+    """Replace the record in one move."""
+    partial = path.with_name(f".{path.name}.partial")
+    partial.write_text(json.dumps(content, indent=1) + "\n")
+    partial.replace(path)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

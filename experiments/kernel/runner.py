@@ -1,0 +1,190 @@
+"""``runner=kernel``: a grid of decode steps of one layer as a run that resumes, every row kept as soon as measured."""
+
+from __future__ import annotations
+
+import pkgutil
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.table import Table
+
+import experiments.kernel as package
+from experiments.bench_config import BenchOptions
+from experiments.config import RunConfig
+from experiments.environment import device_class, git_revision, versions
+from experiments.errors import UsageError
+from experiments.kernel import timing
+from experiments.kernel.grid import BLOCK, COMPLETING, KEPT, WITH_TAIL, Mode, Point, Shape, point
+from experiments.kernel.measure import Item, PointRun
+from experiments.kernel.record import line, problem, record
+from experiments.kernel.rows import Refusal, Row
+from experiments.kernel.source import Step, captured
+from experiments.lifecycle import Rows, StudyRun, code_and_machine
+from experiments.progress import console
+from experiments.replay import trace_paths
+from experiments.table import number, results
+from experiments.tracker import Tracker
+from ffd.kernels.launch import INTERPRETED
+from ffd.methods import KnobError, method_class
+
+_BANDWIDTH = "read bandwidth"
+"""Kept as a row too: rows of a resumed run have one roof."""
+
+
+def run_kernel(config: RunConfig) -> int:
+    """Run, resume or show one grid; returns the exit code."""
+    if not torch.cuda.is_available() and not INTERPRETED:
+        raise UsageError("runner=kernel: needs a GPU, and none is visible")
+    if INTERPRETED and config.bench.T is None:
+        raise UsageError("bench.T=null: expected lengths of a few hundred tokens under TRITON_INTERPRET=1")
+    if config.executor == "reference":
+        raise UsageError("executor=reference: runner=kernel times fused kernels; expected auto or fused")
+    if config.match.target is not None:
+        raise UsageError(f"match.{config.match.target}={config.match.value}: runner=kernel has bench.kept for that")
+    paths = trace_paths(config.bench.traces, "bench.traces") if config.bench.source == "captured" else []
+    return KernelRun(config, identity(config, paths), paths).run()
+
+
+def identity(config: RunConfig, paths: Sequence[Path]) -> dict[str, Any]:
+    """Everything that decides the rows."""
+    from eval.data.store import sha256_of
+
+    modules = [f"{package.__name__}.{m.name}" for m in pkgutil.iter_modules(package.__path__) if m.name != "runner"]
+    names = {config.method["name"], "dense"}
+    bench = {key: value for key, value in vars(config.bench).items() if key != "traces"}
+    return {
+        "runner": "kernel",
+        "method": dict(config.method),
+        "task": {"name": "kernel"},
+        "seed": config.seed,
+        "bench": bench,
+        "traces": [sha256_of(path) for path in paths],
+        **code_and_machine([*sorted(modules), *sorted({method_class(name).__module__ for name in names})]),
+    }
+
+
+class KernelRun(StudyRun):
+    """One method over one grid, dense baselines re-timed beside it."""
+
+    def __init__(self, config: RunConfig, identity: dict[str, Any], paths: Sequence[Path]) -> None:
+        super().__init__(config, identity)
+        self.paths = paths
+        self.device = "cpu" if INTERPRETED else "cuda"
+
+    def plan(self, done: Rows) -> str:
+        """Shapes of the grid."""
+        if self.paths:
+            return f"{self.config.method['name']} on {len(self.paths)} traces, {len(done)} rows done"
+        grid = [one.shape.label for one, _ in self.points()]
+        return (
+            f"{self.config.method['name']} at {len(grid)} shapes, {grid[0]} to {grid[-1]}; {len(done)} rows done "
+            f"(kept fractions of less than {2 * BLOCK} tokens are left out)"
+        )
+
+    def points(self) -> Iterator[tuple[Point, list[Step] | None]]:
+        """What to time, and the captured steps where keys are not planted."""
+        bench, method = self.config.bench, dict(self.config.method)
+        methods = {method.pop("name"): method}
+        try:
+            for path in self.paths:
+                for shape, steps in captured(path, self.device):
+                    yield point(shape, methods, (None,), modes(bench), bench.stages), steps
+            for shape in () if self.paths else shapes(bench):
+                yield point(shape, methods, bench.kept or KEPT, modes(bench), bench.stages), None
+        except (KnobError, ValueError) as error:
+            raise UsageError(str(error)) from None
+
+    def work(self, rows: Rows, tracker: Tracker) -> None:
+        """Time what is missing, point by point."""
+        done = {key[0]: item for key, row in rows.items() if (item := restored(row)) is not None}
+        bandwidth = self._bandwidth(rows)
+        for one, steps in self.points():
+            run = PointRun(one, bandwidth, self.device, captured=steps, seed=self.config.seed, done=done)
+            for item in run.rows():
+                done[item.label] = item
+                self._keep(rows, item.label, item.as_dict())
+                console.print(line(item))
+                if isinstance(item, Row):
+                    tracker.log({f"time_us/{item.label}": item.time_us, "efficiency": item.efficiency})
+
+    def _bandwidth(self, rows: Rows) -> float:
+        if (_BANDWIDTH, 0) not in rows:
+            self._keep(rows, _BANDWIDTH, {"bytes_per_us": timing.read_bandwidth(self.device)})
+        return float(rows[_BANDWIDTH, 0]["bytes_per_us"])
+
+    def _keep(self, rows: Rows, label: str, values: dict[str, Any]) -> None:
+        row = {"task": label, "index": 0, **values}
+        self.store.append_sample(row)
+        rows[label, 0] = row
+
+    def summarize(self, rows: Rows) -> dict[str, Any]:
+        """The record, and why it must not be believed if so."""
+        items = [item for row in rows.values() if (item := restored(row)) is not None]
+        measured = [item for item in items if isinstance(item, Row)]
+        refused = [item for item in items if isinstance(item, Refusal)]
+        bandwidth = float(rows.get((_BANDWIDTH, 0), {}).get("bytes_per_us", 0.0))
+        machine = {
+            "gpu": device_class(),
+            "versions": versions(("torch", "triton")),
+            "revision": git_revision()["commit"],
+        }
+        return {
+            "method": dict(self.config.method),
+            "task": {"name": "kernel"},
+            **record(measured, refused, bandwidth, machine),
+            "problem": problem(measured, refused),
+        }
+
+    def write_results(self, rows: Rows, summary: dict[str, Any]) -> None:
+        """The record in a file of its own, in the form of ``analysis/measurements/kernel-h200.json``."""
+        self.store.write_json("kernel.json", {k: v for k, v in summary.items() if k not in _OF_THE_RUN})
+
+    def show(self, summary: dict[str, Any]) -> None:
+        """Print rows, slopes and the gate's result."""
+        out = Table(title=f"one decode step of one layer, {summary['gpu']}")
+        out.add_column("step", no_wrap=True)
+        for name in ("B", "T", "kept", "us", "floor us", "efficiency", "x SDPA-flash", "x best dense", "error"):
+            out.add_column(name, justify="right")
+        for row in map(Row.from_dict, summary["rows"]):
+            name = row.method if row.whole else f"{row.method}: {' '.join(row.step)}"
+            conditions = " ".join(word for word in (row.timing, row.l2) if word not in ("graph", "cold"))
+            gains = (other / row.time_us if other else None for other in (row.sdpa_flash_us, row.best_dense_us))
+            figures = (row.kept, row.time_us, row.floor_us, row.efficiency, *gains)
+            digits = (3, 1, 1, 2, 2, 2)
+            cells = [number(value, places) for value, places in zip(figures, digits, strict=True)]
+            out.add_row(f"{name} {conditions}".strip(), str(row.B), str(row.T), *cells, f"{row.rel_error:.1e}")
+        results().print(out)
+        for item in summary["refused"]:
+            results().print(f"not timed: {item['refused']} ({item['reason']})")
+        for name, value in summary["slopes_us_per_1000_tokens"].items():
+            results().print(f"slope of {name}: {value:.4f} us per 1000 tokens")
+        results().print(f"gate: {summary['gate']['checked']}; largest error {summary['gate']['max_rel_error']}")
+
+
+_OF_THE_RUN = ("run_id", "status", "reason", "runner", "method", "task", "environment")
+
+
+def restored(stored: dict[str, Any]) -> Item | None:
+    """A stored row or refusal; None for what is neither."""
+    if "refused" in stored:
+        return Refusal(stored["refused"], stored["reason"], stored["wrong"])
+    return Row.from_dict(stored) if "time_us" in stored else None
+
+
+def modes(bench: BenchOptions) -> tuple[Mode, ...]:
+    """Ways of timing; under the interpreter there is but one."""
+    if INTERPRETED:
+        return (Mode("interpreted", "hot"),)
+    return tuple(Mode(timing, l2) for timing in bench.timing for l2 in bench.l2)
+
+
+def shapes(bench: BenchOptions) -> Iterator[Shape]:
+    """The grid of shapes, short ones first."""
+    for dtype in bench.dtype:
+        for d in bench.d:
+            for group in bench.G:
+                for batch in bench.B or (1,):
+                    for tokens in sorted(bench.T or WITH_TAIL + COMPLETING):
+                        yield Shape(batch, tokens, group * bench.Hkv, bench.Hkv, d, dtype)
