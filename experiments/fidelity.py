@@ -81,7 +81,7 @@ class FidelityRun(StudyRun):
         config, workload, loaded = self.config, self.workload, self.workload.load()
         log = FidelityLog(self.store.folder / "fidelity", self.unit)
         dense = make_engine(config, workload, loaded, Dense(), graph=config.graph)
-        own = make_engine(config, workload, loaded, self.method, graph=False)
+        own = make_engine(config, workload, loaded, self.method, graph=config.graph)
         recorder = None
         probe: Any = log.probe
         if config.fidelity.trace == "record":

@@ -44,7 +44,7 @@ def observer(
     config: RunConfig, workload: Workload, loaded: LoadedModel, method: Method, probe: Probe, every: int
 ) -> Engine:
     """An engine whose model follows dense attention while the method runs beside it and is probed."""
-    engine = make_engine(config, workload, loaded, method, graph=False, probe=probe, probe_every=every)
+    engine = make_engine(config, workload, loaded, method, graph=config.graph, probe=probe, probe_every=every)
     engine.cache.follow_dense = True
     return engine
 

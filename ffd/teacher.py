@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
 
 from ffd.engine import Engine
+from ffd.graph import CapturedStep
 
 
 @torch.inference_mode()
@@ -16,9 +18,9 @@ def forced_logits(
 ) -> Iterator[Tensor]:
     """Next-token logits along given continuations.
 
-    Two engines on one model may be advanced in turn, since each has a cache of its own. Steps run
-    eagerly; the engine's probe is called as in `Engine.generate`. Rows with a shorter continuation
-    are inactive after its end: neither ledger nor probe counts them.
+    Two engines on one model may be advanced in turn, since each has a cache of its own. Steps that the
+    engine's probe does not see run in a captured graph where the engine's own steps would. Rows with a
+    shorter continuation are inactive after its end: neither ledger nor probe counts them.
 
     Parameters
     ----------
@@ -55,6 +57,7 @@ def forced_logits(
     tokens = tokens.to(device)
     remaining = torch.tensor(ends, device=device)
     position = torch.tensor(lengths, device=device)[:, None]
+    captured = _captured_step(engine)
     engine._begin(lengths, (), 0)
     logits, padding = engine._prefill(prompts, lengths)
     yield logits
@@ -63,9 +66,50 @@ def forced_logits(
         cache.rows.active.copy_(remaining > step + 1)
         if mask is not None:
             mask = torch.cat([mask, mask.new_ones(mask.shape[0], 1)], dim=1)
-        cache.probe = engine.probe if step % engine.probe_every == 0 else None
+        probed = engine.probe is not None and step % engine.probe_every == 0
+        if captured is not None and not probed:
+            yield captured.run(tokens[:, step : step + 1], position + step)
+            continue
+        cache.probe = engine.probe if probed else None
         try:
             logits = engine._forward(tokens[:, step : step + 1], position + step, mask)
         finally:
             cache.probe = None
         yield logits
+
+
+class _ForcedStep:
+    """A captured decode step of an engine that is fed its token."""
+
+    def __init__(self, engine: Engine) -> None:
+        rows = engine.cache.rows.active.shape[0]
+        self._cache = engine.cache
+        self._token = torch.zeros(rows, 1, dtype=torch.long, device=engine.device)
+        self._position = torch.ones_like(self._token)
+        engine._begin([1] * rows, (), 0)  # a disposable prompt, as for the engine's own capture
+        engine._prefill([[0]] * rows, [1] * rows)
+
+        def step() -> None:
+            self._logits = engine._forward(self._token, self._position, None)
+
+        self._graph = CapturedStep(step)
+
+    def run(self, token: Tensor, position: Tensor) -> Tensor:
+        """Feed tokens [B, 1] at their positions [B, 1]; logits [B, vocab]."""
+        self._token.copy_(token)
+        self._position.copy_(position)
+        self._graph.replay()
+        self._cache.note_replayed_step()
+        return self._logits.clone()
+
+
+_forced_steps: WeakKeyDictionary[Engine, _ForcedStep] = WeakKeyDictionary()
+
+
+def _captured_step(engine: Engine) -> _ForcedStep | None:
+    """The engine's forced step, captured when it is first needed; None where the engine's steps are eager."""
+    if engine.eager_reason is not None:
+        return None
+    if engine not in _forced_steps:
+        _forced_steps[engine] = _ForcedStep(engine)
+    return _forced_steps[engine]

@@ -9,8 +9,10 @@ import pytest
 import torch
 
 from eval.fidelity import FidelityProbe, FidelityState, aggregate, summary, table
+from eval.fidelity import probe as probe_module
 from eval.fidelity.accumulate import NAMES
 from ffd import FFD, Dense, Engine, Method
+from ffd.methods import create
 from tests.tiny import random_prompt, tiny_model
 
 PROMPTS = [random_prompt(300, 1), random_prompt(211, 2), random_prompt(290, 3)]
@@ -41,6 +43,17 @@ def test_keeping_everything_exactly_is_dense() -> None:
     assert numbers["lse_omitted_max"] == 0.0
     assert numbers["probed_layers"] == 2
     assert numbers["probed_steps"] == 3 * len(PROMPTS)  # steps 0, 4 and 8 of nine
+
+
+@pytest.mark.parametrize(
+    "method", [FFD(delta=1.0, block_size=64, centre=True), create("quest", {"token_budget": 64, "skip_layers": 1})]
+)
+def test_layers_are_compared_alike_together_and_alone(method: Method, monkeypatch: pytest.MonkeyPatch) -> None:
+    together = run(method)
+    monkeypatch.setattr(probe_module, "_COMPARED_TOGETHER", 1)
+    for name, value in run(method)._tensors().items():
+        torch.testing.assert_close(value, together._tensors()[name], rtol=1e-12, atol=1e-12)
+    assert aggregate(together)["mass_recall"]["macro"] < 1
 
 
 def test_selection_and_quantisation_are_told_apart() -> None:

@@ -12,6 +12,7 @@ import torch
 from eval.fidelity import FidelityProbe, summary
 from eval.fidelity.forced import ForcedScores, compare_forced, compare_predictions
 from ffd import FFD, Dense, Engine, Method
+from ffd.report import read_ledger
 from ffd.teacher import forced_logits
 from tests.tiny import random_prompt, tiny_model
 
@@ -116,3 +117,28 @@ def test_no_numbers_without_tokens() -> None:
 def test_continuations_that_do_not_fit_are_refused(continuations: list[list[int]], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         next(forced_logits(engine(Dense()), PROMPTS, continuations))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("follow_dense", [False, True])
+def test_captured_forced_steps_predict_and_observe_what_eager_ones_do(follow_dense: bool) -> None:
+    model = tiny_model("llama", head_dim=64).to("cuda")
+    prompts, continuations = [random_prompt(300, 1)], [random_prompt(140, 2)]
+    outcomes = []
+    for graph in (True, False):
+        probe = FidelityProbe(unit=64)
+        method = FFD(delta=1.0, block_size=64, sub_block=32)
+        forced = Engine(model, method, capacity=500, graph=graph, probe=probe, probe_every=5)
+        forced.cache.follow_dense = follow_dense
+        list(forced_logits(forced, [random_prompt(200, 3)], [random_prompt(9, 4)]))  # leaves state to be forgotten
+        probe.start()
+        logits = torch.stack(list(forced_logits(forced, prompts, continuations)))
+        ledger = read_ledger(forced.cache, len(continuations[0]) - 1)
+        assert ledger.complete
+        outcomes.append((logits, summary(probe.take()), ledger.totals()))
+    (captured, seen, read), (eager, expected, counted) = outcomes
+    torch.testing.assert_close(captured, eager, rtol=1e-3, atol=1e-3)
+    assert seen.pop("null_reasons") == expected.pop("null_reasons")
+    assert seen == pytest.approx(expected, rel=1e-3, abs=1e-3)
+    assert read == counted

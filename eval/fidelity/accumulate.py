@@ -78,46 +78,51 @@ class FidelityState:
         """int64 [M, L, Hq]: observations without a value."""
         return self.steps[None, :, None] - self.count
 
-    def add(self, layer: int, observed: Mapping[str, Observation], active: Tensor) -> None:
-        """Add one step of one layer, without waiting for the device.
+    def add(self, layer: int, observed: Mapping[str, Observation], active: Tensor, layers: int = 1) -> None:
+        """Add one step of one layer, or of several that follow each other, without waiting for the device.
 
         Parameters
         ----------
         layer
-            Row of the tensors, not the model's layer index.
+            Row of the tensors, not the model's layer index; the first of ``layers`` rows.
         observed
-            By metric name; a metric that is missing has no value.
+            By metric name, the rows of one layer after those of the layer before; a metric that is missing has no
+            value.
         active
             bool [B]: rows that still decode.
+        layers
+            How many layers were observed.
         """
-        shape = (active.shape[0], self.num_heads)
+        shape = (layers * active.shape[0], self.num_heads)
         absent = torch.full(shape, torch.nan, dtype=torch.float64, device=active.device)
         one = torch.ones_like(absent)
-        everywhere = active[:, None].expand(shape)
+        everywhere = active.repeat(layers)[:, None].expand(shape)
         values, weights, masks = [], [], []
         for name in NAMES:
             entry = observed.get(name)
             values.append(absent if entry is None else entry.value.double())
             weights.append(one if entry is None or entry.weight is None else entry.weight.double().expand(shape))
             masks.append(everywhere if entry is None or entry.defined is None else everywhere & entry.defined)
-        value = torch.stack(values)
-        defined = torch.stack(masks) & value.isfinite()
-        weight = torch.stack(weights).masked_fill(~defined, 0.0)
+        by_layer = (layers, active.shape[0])
+        value = torch.stack(values).unflatten(1, by_layer)  # [M, L, B, Hq]
+        defined = torch.stack(masks).unflatten(1, by_layer) & value.isfinite()
+        weight = torch.stack(weights).unflatten(1, by_layer).masked_fill(~defined, 0.0)
         value = value.masked_fill(~defined, 0.0)
-        self.value_sum[:, layer] += value.sum(dim=1)
-        self.weighted_sum[:, layer] += (value * weight).sum(dim=1)
-        self.weight[:, layer] += weight.sum(dim=1)
-        self.count[:, layer] += defined.sum(dim=1)
-        self.steps[layer] += active.sum()
-        low = value.masked_fill(~defined, torch.inf).amin(dim=1)
-        high = value.masked_fill(~defined, -torch.inf).amax(dim=1)
-        self.minimum[:, layer] = self.minimum[:, layer].minimum(low)
-        self.maximum[:, layer] = self.maximum[:, layer].maximum(high)
+        own = slice(layer, layer + layers)
+        self.value_sum[:, own] += value.sum(dim=2)
+        self.weighted_sum[:, own] += (value * weight).sum(dim=2)
+        self.weight[:, own] += weight.sum(dim=2)
+        self.count[:, own] += defined.sum(dim=2)
+        self.steps[own] += active.sum()
+        low = value.masked_fill(~defined, torch.inf).amin(dim=2)
+        high = value.masked_fill(~defined, -torch.inf).amax(dim=2)
+        self.minimum[:, own] = self.minimum[:, own].minimum(low)
+        self.maximum[:, own] = self.maximum[:, own].maximum(high)
         for row, metric in enumerate(WITH_HISTOGRAM):
             assert metric.histogram is not None
             which = NAMES.index(metric.name)
-            bins = torch.bucketize(value[which], self._edges[metric.histogram]).T
-            self.histogram[row, layer].scatter_add_(1, bins, defined[which].long().T)
+            bins = torch.bucketize(value[which], self._edges[metric.histogram]).mT
+            self.histogram[row, own].scatter_add_(2, bins, defined[which].long().mT)
 
     def to(self, device: torch.device | str) -> FidelityState:
         """The same state on another device."""

@@ -6,9 +6,12 @@ import torch
 from torch import Tensor
 
 from eval.fidelity.accumulate import FidelityState
-from eval.fidelity.metrics import ExactStep, Observation, observe, output_errors
+from eval.fidelity.layer_step import LayerStep, compare, look
 from ffd.cache import DecodeHandle
-from ffd.methods import MethodLayer
+
+_COMPARED_TOGETHER = 1 << 23
+"""Scores, over layers, heads and tokens, that are compared at once: a step costs launches, not arithmetic, and more
+than this costs memory (64 MiB a float64 tensor)."""
 
 
 class FidelityProbe:
@@ -32,14 +35,22 @@ class FidelityProbe:
         if unit < 1:
             raise ValueError(f"unit={unit}: expected a number of tokens >= 1")
         self.unit = unit
-        self._state = FidelityState(unit)
+        self.start()
 
     def start(self) -> None:
         """Forget what was observed."""
         self._state = FidelityState(self.unit)
+        self._waiting: list[LayerStep] = []
+        """Layers of the current step that were not compared yet."""
+        self._first = 0
+        """Row of the state for the first of them."""
+        self._active = torch.empty(0, dtype=torch.bool)
+        """bool [B]: rows that decode in the current step."""
 
+    @torch.inference_mode()
     def take(self) -> FidelityState:
         """What was observed since `start`, on the host, and start anew."""
+        self._compare()
         state = self._state.to("cpu")
         self.start()
         return state
@@ -62,33 +73,18 @@ class FidelityProbe:
         if not self._state.layers:
             dense_calls = self._state.dense_calls
             self._state = FidelityState(self.unit, layers, q.shape[1], dense_calls, q.device)
-        active = handle.cache.rows.active.bool()
-        observed = observe_layer(handle.storage, handle.shadow, q, scale, out, self.unit)
-        self._state.add(layers.index(handle.layer_idx), observed, active)
+        position = layers.index(handle.layer_idx)
+        if self._waiting and position != self._first + len(self._waiting):
+            self._compare()
+        if not self._waiting:
+            self._first = position
+        self._active = handle.cache.rows.active.bool()
+        self._waiting.append(look(handle.storage, handle.shadow, q, scale, out))
+        if position == len(layers) - 1 or sum(step.scores.numel() for step in self._waiting) >= _COMPARED_TOGETHER:
+            self._compare()
 
-
-def observe_layer(
-    storage: MethodLayer, dense: MethodLayer, q: Tensor, scale: float, out: Tensor | None, unit: int
-) -> dict[str, Observation]:
-    """All metrics of a storage's last decode step.
-
-    Parameters
-    ----------
-    storage, dense
-        The method's layer, and a dense one that holds the same tokens.
-    q
-        [B, Hq, d].
-    scale
-        Softmax scale.
-    out
-        [B, Hq, d], output of `storage`; None where values are not known, which leaves its metrics out.
-    unit
-        Tokens per page of the page-level Spearman correlation.
-    """
-    reference, selection = dense.select(q, scale), storage.select(q, scale)
-    exact = ExactStep(reference.scores, reference.lengths)
-    observed = observe(exact, selection, storage.geometry.num_kv_heads, unit)
-    if out is not None:
-        n = exact.scores.shape[-1]
-        observed |= output_errors(exact, dense.stored_values(n), selection, storage.stored_values(n), out)
-    return observed
+    def _compare(self) -> None:
+        if self._waiting:
+            observed = compare(self._waiting, self.unit)
+            self._state.add(self._first, observed, self._active, len(self._waiting))
+            self._waiting = []
