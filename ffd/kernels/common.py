@@ -38,10 +38,14 @@ def follow_previous_launch(PDL: tl.constexpr):
 
 
 @triton.jit
-def prefetch_to_l2(ptr, BYTES: tl.constexpr):
-    """Ask for ``BYTES`` from ``ptr`` on (at least 128) without waiting for them; one warp, NVIDIA only."""
-    for start in tl.static_range(0, BYTES, 32 * 128):
-        offset = tl.minimum(start + tl.arange(0, 32) * 128, BYTES - 128)
+def prefetch_to_l2(ptr, ELEMENTS: tl.constexpr):
+    """Ask for the memory of ``ELEMENTS`` from ``ptr`` on without waiting for it; NVIDIA only.
+
+    Nothing is read, so it may precede a dependent launch's wait whoever writes there.
+    """
+    size: tl.constexpr = ELEMENTS * ptr.dtype.element_ty.primitive_bitwidth // 8
+    for start in tl.static_range(0, size, 32 * 128):
+        offset = tl.minimum(start + tl.arange(0, 32) * 128, size - 1)  # a line of 128 bytes each
         tl.inline_asm_elementwise(
             "prefetch.global.L2 [$1]; mov.b32 $0, 0;", "=r,l", [ptr.to(tl.int64) + offset], tl.int32, False, 1
         )

@@ -18,10 +18,11 @@ from ffd.kernels.common import (
     count_selective_step,
     follow_previous_launch,
     online_softmax_by_column,
+    prefetch_to_l2,
     store_partial,
 )
 from ffd.kernels.ffd_append import stored_residual
-from ffd.kernels.ffd_scan import NEAR_TILE, ScanScratch
+from ffd.kernels.ffd_scan import ScanScratch
 from ffd.kernels.launch import (
     ATTEND_BUFFERS,
     ATTEND_PROGRAMS,
@@ -277,9 +278,12 @@ def _ffd_attend_kernel(
             row_max, sums, acc = online_softmax_by_column(row_max, sums, acc, scores, b_v.to(COMPUTE))
         store_partial(p_max, p_sum, p_acc, split + 1, row_max, tl.sum(sums, 1), acc, G, D, GM, DP)
     else:
-        follow_previous_launch(PDL)
         quantised = complete * BLOCK
         p_k = tail_ptr + row_head * BLOCK * D
+        if PDL:
+            prefetch_to_l2(p_k, BLOCK * D)
+            prefetch_to_l2(p_v + quantised.to(tl.int64) * D, BLOCK * D)
+        follow_previous_launch(PDL)
         tail_sums = tl.zeros([GM, TAIL_TILE], tl.float32)
         for start in range(quantised, length, TAIL_TILE):
             token = start + tl.arange(0, TAIL_TILE)
@@ -306,6 +310,8 @@ def ffd_attend(layer: FFDLayer, q: Tensor, scale: float, scratch: ScanScratch, k
     tile, buffers = fit_tile(
         min(ATTEND_TILE, m.test_size), bytes_per_token, gpu.shared_memory // ATTEND_PROGRAMS, ATTEND_BUFFERS
     )
+    tail_bytes = 2 * padded_d * layer.values.element_size()
+    tail_tile, _ = fit_tile(min(ATTEND_TILE, m.block_size), tail_bytes, gpu.shared_memory // ATTEND_PROGRAMS, 1)
     # If not asked for it is never touched; any pointer stands in for it.
     kept_or_any = scratch.unit_max if kept is None else kept
     units = layer.codes.shape[2] // m.test_size
@@ -319,7 +325,7 @@ def ffd_attend(layer: FFDLayer, q: Tensor, scale: float, scratch: ScanScratch, k
         layer.ledger.counters, layer.ledger.active, scale * LOG2_E.value, layer.half_step.shape[2],
         scratch.kept_list.shape[2],
         HKV=g.num_kv_heads, G=group, D=d, GM=padded(group, 16), GP=padded(group, 1), DP=padded_d, DQP=quarter,
-        BLOCK=m.block_size, SUB=m.test_size, TILE=tile, TAIL_TILE=NEAR_TILE,
+        BLOCK=m.block_size, SUB=m.test_size, TILE=tile, TAIL_TILE=tail_tile,
         BUFFERS=buffers, UNIT_CHUNK=unit_chunk(units, group), FINE=m.test_size // scratch.unit,
         PIECES=pieces, PP=padded(pieces, 1), SPLITS=num_splits,
         RESIDUAL=RESIDUAL_KINDS[m.residual], COMPUTE=compute_dtype(g.dtype),

@@ -39,7 +39,7 @@ from ffd.kernels.launch import (
     hardware,
     padded,
 )
-from ffd.kernels.unpack import CONVERTED_UNIT, RESIDUAL_KINDS, SUBNORMAL_UNIT
+from ffd.kernels.unpack import CONVERTED_UNIT, NO_RESIDUAL, RESIDUAL_KINDS, SUBNORMAL_UNIT
 from ffd.quantization import LEVEL_STEP
 
 if TYPE_CHECKING:
@@ -101,39 +101,49 @@ def _ffd_scan_kernel(
     worker = program - num_near - num_append
     num_workers = tl.num_programs(0) - num_near - num_append
     o_g = tl.arange(0, GP)
-    if worker < 0:
-        follow_previous_launch(PDL)
-        if program < num_near:
-            row_head = (program // PIECES).to(tl.int64)
-            piece = program % PIECES
-            length = tl.load(lengths_ptr + row_head // HKV)
-            quantised = tl.maximum(length - 1, 0) // BLOCK * BLOCK
-            first_local = tl.maximum(length - N_LOCAL, 0) // NEAR_TILE
-            start = tl.where(piece < SINK_TILES, piece, first_local + piece - SINK_TILES) * NEAR_TILE
-            p_q = q_ptr + row_head * G * D
-            scores = tl.full([NEAR_TILE, GP], float("-inf"), tl.float32)
+    if program < num_near:
+        if not OLD_LENGTHS:
+            follow_previous_launch(PDL)
+        row_head = (program // PIECES).to(tl.int64)
+        piece = program % PIECES
+        length = tl.load(lengths_ptr + row_head // HKV)
+        quantised = tl.maximum(length - 1, 0) // BLOCK * BLOCK
+        first_local = tl.maximum(length - N_LOCAL, 0) // NEAR_TILE
+        start = tl.where(piece < SINK_TILES, piece, first_local + piece - SINK_TILES) * NEAR_TILE
+        slot = row_head * num_blocks * BLOCK + start
+        p_tail = tail_ptr + (row_head * BLOCK + start - quantised) * D
+        if OLD_LENGTHS:
             if start < quantised:
-                slot = row_head * num_blocks * BLOCK + start
-                p_half_step = half_step_ptr + (row_head * num_blocks + start // BLOCK) * D
-                scores = near_scores(
-                    p_q, codes_ptr + slot * (D // 4), p_half_step, residual_ptr + slot * D, scale_log2, G,
-                    D, GP, DP, DQP, NEAR_TILE, REFINE, COMPUTE, PTX, SUBNORMAL,
-                )  # fmt: skip
+                prefetch_to_l2(codes_ptr + slot * (D // 4), NEAR_TILE * (D // 4))
+                if REFINE != NO_RESIDUAL:
+                    prefetch_to_l2(residual_ptr + slot * D, NEAR_TILE * D)
             elif start < length:
-                p_tail = tail_ptr + (row_head * BLOCK + start - quantised) * D
-                o_d = tl.arange(0, DP)
-                new_key = load_new_key(
-                    k_ptr, centre_ptr, row_head // HKV, row_head % HKV, row_head, k_stride_row, k_stride_head,
-                    o_d, (o_d < D) & (APPENDERS > 0), D, CENTRE,
-                )  # fmt: skip
-                scores = tail_scores(
-                    p_q, p_tail, new_key, length - start, scale_log2, G, D, GP, DP, NEAR_TILE, COMPUTE, APPENDERS > 0
-                )
-            token = start + tl.arange(0, NEAR_TILE)
-            near = ((token < N_SINK) | (token >= length - N_LOCAL)) & (token < length)
-            top = tl.max(tl.where(near[:, None], scores, float("-inf")), 0)
-            tl.store(near_max_ptr + program.to(tl.int64) * G + o_g, top, mask=o_g < G)
-        elif APPENDERS > 0:
+                prefetch_to_l2(p_tail, NEAR_TILE * D)
+            follow_previous_launch(PDL)
+        p_q = q_ptr + row_head * G * D
+        scores = tl.full([NEAR_TILE, GP], float("-inf"), tl.float32)
+        if start < quantised:
+            p_half_step = half_step_ptr + (row_head * num_blocks + start // BLOCK) * D
+            scores = near_scores(
+                p_q, codes_ptr + slot * (D // 4), p_half_step, residual_ptr + slot * D, scale_log2, G,
+                D, GP, DP, DQP, NEAR_TILE, REFINE, COMPUTE, PTX, SUBNORMAL,
+            )  # fmt: skip
+        elif start < length:
+            o_d = tl.arange(0, DP)
+            new_key = load_new_key(
+                k_ptr, centre_ptr, row_head // HKV, row_head % HKV, row_head, k_stride_row, k_stride_head,
+                o_d, (o_d < D) & (APPENDERS > 0), D, CENTRE,
+            )  # fmt: skip
+            scores = tail_scores(
+                p_q, p_tail, new_key, length - start, scale_log2, G, D, GP, DP, NEAR_TILE, COMPUTE, APPENDERS > 0
+            )
+        token = start + tl.arange(0, NEAR_TILE)
+        near = ((token < N_SINK) | (token >= length - N_LOCAL)) & (token < length)
+        top = tl.max(tl.where(near[:, None], scores, float("-inf")), 0)
+        tl.store(near_max_ptr + program.to(tl.int64) * G + o_g, top, mask=o_g < G)
+    elif worker < 0:
+        follow_previous_launch(PDL)
+        if APPENDERS > 0:
             row_head = ((program - num_near) // APPENDERS).to(tl.int64)
             append_token(
                 (program - num_near) % APPENDERS, row_head, tl.load(lengths_ptr + row_head // HKV),
@@ -150,8 +160,7 @@ def _ffd_scan_kernel(
         first_slot = row_head * num_blocks + tl.minimum(first, complete) // PARTS
         if OLD_LENGTHS:
             first_token = first_slot * BLOCK + first % PARTS * (BLOCK // PARTS)
-            if PTX:
-                prefetch_to_l2(codes_ptr + first_token * (D // 4), BLOCK // PARTS * (D // 4))
+            prefetch_to_l2(codes_ptr + first_token * (D // 4), BLOCK // PARTS * (D // 4))
             h0, h1, h2, h3 = load_half_steps(half_step_ptr + first_slot * D, D, DQP)
             follow_previous_launch(PDL)
         else:

@@ -1,4 +1,4 @@
-"""Combine split-K partials in a launch of its own, one program for each query head.
+"""Combine split-K partials in a launch of its own, programs for each query head and part of its channels.
 
 The last program of a kv head could do this in the attention launch (`common.reduce_splits`), and did: it
 took 10 us on an H200 where this takes 3. One program ran 1,500 instructions a single time for all heads
@@ -18,21 +18,24 @@ from ffd.kernels.launch import Partials, hardware, padded
 @triton.jit
 def _split_reduce_kernel(
     max_ptr, sum_ptr, acc_ptr, out_ptr, lse_ptr,
-    G: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, SPLITS: tl.constexpr, SP: tl.constexpr, CHUNK: tl.constexpr,
+    G: tl.constexpr, D: tl.constexpr, WIDTH: tl.constexpr, SPLITS: tl.constexpr, SP: tl.constexpr, CHUNK: tl.constexpr,
     RETURN_LSE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Grid (B * Hq,). max, sum [B * Hkv, SPLITS, G]; acc [B * Hkv, SPLITS, G, D]; out [B, Hq, D]; lse [B, Hq]."""
+    """Grid (B * Hq, parts of WIDTH channels).
+
+    max, sum [B * Hkv, SPLITS, G]; acc [B * Hkv, SPLITS, G, D]; out [B, Hq, D]; lse [B, Hq].
+    """
     follow_previous_launch(PDL)
     head = tl.program_id(0).to(tl.int64)
     first = head // G * SPLITS * G + head % G
     o_s = tl.arange(0, SP)
-    o_d = tl.arange(0, DP)
+    o_d = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
     b_max = tl.load(max_ptr + first + o_s * G, mask=o_s < SPLITS, other=float("-inf"))
     b_sum = tl.load(sum_ptr + first + o_s * G, mask=o_s < SPLITS, other=0.0)
     top = tl.max(b_max, 0)
     finite_top = tl.where(top == float("-inf"), 0.0, top)
     total = tl.sum(tl.where(b_max > float("-inf"), tl.exp2(b_max - finite_top) * b_sum, 0.0), 0)
-    acc = tl.zeros([CHUNK, DP], tl.float32)
+    acc = tl.zeros([CHUNK, WIDTH], tl.float32)
     for start in range(0, SPLITS, CHUNK):
         o_c = start + tl.arange(0, CHUNK)
         b_some = tl.load(max_ptr + first + o_c * G, mask=o_c < SPLITS, other=float("-inf"))
@@ -45,17 +48,21 @@ def _split_reduce_kernel(
     out = tl.sum(acc, 0) / tl.where(total == 0.0, 1.0, total)
     tl.store(out_ptr + head * D + o_d, out.to(out_ptr.dtype.element_ty), mask=o_d < D)
     if RETURN_LSE:
-        tl.store(lse_ptr + head, (top + tl.log2(total)) * LN_2)
+        tl.store(lse_ptr + head, (top + tl.log2(total)) * LN_2)  # every part writes the same
 
 
 def split_reduce(partials: Partials, out: Tensor, logsumexp: Tensor | None = None) -> None:
     """Write out [B, Hq, d] and, if given, logsumexp float32 [B, Hq] (natural units) from a step's partials."""
     gpu = hardware(out.device)
     _, splits, group, d = partials.acc.shape
-    padded_d = padded(d, 16)
-    chunk = min(padded(splits, 1), max(1, 8192 // padded_d))
-    _split_reduce_kernel[(out.shape[0] * out.shape[1],)](
+    heads = out.shape[0] * out.shape[1]
+    # Few heads leave multiprocessors idle: then a head's channels are shared out, for shorter programs.
+    width = padded(d, 16)
+    while width > 32 and heads * triton.cdiv(d, width) < gpu.multiprocessors:
+        width //= 2
+    chunk = min(padded(splits, 1), max(1, 8192 // width))
+    _split_reduce_kernel[(heads, triton.cdiv(d, width))](
         partials.row_max, partials.row_sum, partials.acc, out, out if logsumexp is None else logsumexp,
-        G=group, D=d, DP=padded_d, SPLITS=splits, SP=padded(splits, 1), CHUNK=chunk,
+        G=group, D=d, WIDTH=width, SPLITS=splits, SP=padded(splits, 1), CHUNK=chunk,
         RETURN_LSE=logsumexp is not None, PDL=gpu.dependent_launch, num_warps=4, **gpu.launch_options,
     )  # fmt: skip

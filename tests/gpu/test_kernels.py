@@ -14,7 +14,7 @@ from ffd.kernels.kv_append import kv_append
 from ffd.ledger import Ledger
 from ffd.methods.base import LayerGeometry, RowState
 from ffd.methods.dense import Dense
-from tests.kernels.oracle import CASES, Case, build, check_step
+from tests.kernels.oracle import CASES, Case, appended, build, check_step, check_storage
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
 
@@ -28,7 +28,7 @@ SHAPES = [
     Case((1,), group=16, num_kv_heads=1, head_dim=64).with_knobs(residual="none", block_size=256),
     Case((1,), group=5, num_kv_heads=2, head_dim=256, dtype=torch.bfloat16).with_knobs(sub_block=16, centre=True),
 ]
-ROUNDS = 320
+ROUNDS = 200
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -36,6 +36,13 @@ def test_step_equals_the_reference(name: str) -> None:
     layer, q, _, _ = build(CASES[name], "cuda")
     check_step(layer, q)
     check_step(layer, q.flip(0))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_step_that_appends_equals_appending_first(name: str) -> None:
+    for layer, twin, q in appended(CASES[name], "cuda"):
+        check_step(layer, q)
+        check_storage(layer, twin)
 
 
 @pytest.mark.parametrize("index", range(len(SHAPES)))
@@ -53,6 +60,10 @@ def test_random_steps_equal_the_reference(index: int) -> None:
         )  # fmt: skip
         layer, q, _, _ = build(case, "cuda")
         kept.append(check_step(layer, q)["kept"])
+        token = torch.randn(2, 3, shape.num_kv_heads, 1, shape.head_dim, device="cuda").to(shape.dtype)
+        layer.rows.lengths.add_(1)
+        layer.append(token[0], token[1])
+        check_step(layer, q)
     assert min(kept) < 0.2
     assert max(kept) > 0.8
 

@@ -111,7 +111,10 @@ def build(case: Case, device: torch.device | str = "cpu") -> tuple[FFDLayer, Ten
     rows.lengths.copy_(torch.tensor(case.lengths))
     if b > 1:
         rows.active[-1] = 0
-    geometry = LayerGeometry(b, hkv * case.group, hkv, d, max(case.capacity, longest), case.dtype, torch.device(device))
+    # Launches of inner layers fetch ahead, those of layer 0 do not.
+    geometry = LayerGeometry(
+        b, hkv * case.group, hkv, d, max(case.capacity, longest), case.dtype, torch.device(device), case.seed % 2
+    )
     layer = FFD(**case.knobs).new_layer(geometry, rows, "fused")
     poison(layer)
 
