@@ -182,8 +182,8 @@ class PointRun:
             B=s.B, T=s.T, Hq=s.Hq, Hkv=s.Hkv, d=s.d, dtype=s.dtype, trace=s.trace,
             kept_target=entry.kept, kept=passed.kept, source="captured" if s.trace else "planted",
             timing=mode.timing, l2=mode.l2, step=step.split(), time_us=time_us, bytes=size, bytes_rule=rule,
-            floor_us=floor, efficiency=floor / time_us, sdpa_flash_us=None, best_dense_us=None, rel_error=passed.rel_error,
-            ledger_error=passed.ledger_error, sparse_steps=passed.sparse_steps,
+            floor_us=floor, efficiency=floor / time_us, sdpa_flash_us=None, best_dense_us=None,
+            rel_error=passed.rel_error, ledger_error=passed.ledger_error, sparse_steps=passed.sparse_steps,
         )  # fmt: skip
 
 

@@ -1,0 +1,95 @@
+"""The kernel runner over real kernels: a row of every method, a run that resumes; the clock is not looked at."""
+
+from __future__ import annotations
+
+import json
+from itertools import count
+
+import pytest
+
+from experiments.kernel import timing
+from experiments.kernel.grid import Mode, Shape, point
+from experiments.kernel.measure import PointRun
+from experiments.kernel.rows import Refusal, Row
+from ffd.methods import method_class, method_names
+from tests.run_in_process import invoke, only_run
+
+SHAPE = Shape(1, 300, 4, 2, 32, "float16")
+MODE = Mode("interpreted", "hot")
+SPARSE = sorted(set(method_names()) - {"dense"})
+
+
+@pytest.fixture(autouse=True)
+def ticks(monkeypatch):
+    """Every timing takes one us more than the one before; the steps run once."""
+    times = count(1)
+
+    def duration(step, calls, mode):
+        step()
+        return float(next(times))
+
+    monkeypatch.setattr(timing, "duration", duration)
+
+
+@pytest.fixture(scope="module")
+def dense():
+    """Rows of the baselines, to be handed to every method's point."""
+    return {item.label: item for item in PointRun(point(SHAPE, {}, (), (MODE,)), 1.0, "cpu").rows()}
+
+
+@pytest.mark.parametrize("name", SPARSE)
+def test_every_method_has_gated_rows(name, dense):
+    one = point(SHAPE, {name: {}}, (0.9,), (MODE,), stages=name == "ffd")
+    items = list(PointRun(one, 1.0, "cpu", done=dense).rows())
+    assert items, "below two blocks' worth nothing is timed"
+    assert all(isinstance(item, Row) for item in items), items
+    whole = items[0]
+    assert whole.method == name
+    assert whole.whole
+    assert whole.rel_error < 5e-3
+    assert whole.ledger_error == 0.0
+    assert whole.sparse_steps == 1.0
+    assert whole.kept == 1.0 if method_class(name).reads_everything else 0.6 < whole.kept <= 1.0
+    assert whole.efficiency == pytest.approx(whole.floor_us / whole.time_us)
+    assert whole.best_dense_us == min(row.time_us for row in dense.values() if isinstance(row, Row))
+    assert [row.step for row in items[1:]] == (
+        [["append", "threshold", "scan"], ["tail", "attend"], ["reduce"]] if name == "ffd" else []
+    )
+
+
+def test_without_a_gpu_library_baselines_are_refused_with_the_reason(dense):
+    refused = {item.label.split()[0]: item.reason for item in dense.values() if isinstance(item, Refusal)}
+    assert refused == dict.fromkeys(("sdpa_flash", "sdpa_cudnn", "flashinfer"), "needs a GPU")
+
+
+def test_a_knob_that_does_not_fit_the_shape_is_a_refusal(dense):
+    (item,) = PointRun(point(SHAPE, {"kivi": {"group_size": 64}}, (0.9,), (MODE,)), 1.0, "cpu", done=dense).rows()
+    assert isinstance(item, Refusal)
+    assert "group_size=64" in item.reason
+    assert not item.wrong
+
+
+def test_a_run_keeps_each_row_and_resumes_where_it_was_torn(tmp_path, monkeypatch, capsys):
+    command = [
+        "runner=kernel", "method=ffd", "bench.T=300", "bench.kept=[0.9,1.0]", "bench.G=2", "bench.Hkv=2",
+        "bench.d=32", "bench.dtype=float16", "bench.stages=false", "tracker=none", f"out={tmp_path}/out",
+    ]  # fmt: skip
+    assert invoke(command, monkeypatch) == 0
+    folder = only_run(tmp_path)
+    summary = json.loads((folder / "summary.json").read_text())
+    assert summary["status"] == "complete"
+    assert [(r["method"], r["kept_target"]) for r in summary["rows"]] == [("dense", 1.0), ("ffd", 0.9), ("ffd", 1.0)]
+    assert summary["regret_guard"]["holds"]
+    assert json.loads((folder / "kernel.json").read_text())["rows"] == summary["rows"]
+
+    kept = (folder / "samples.jsonl").read_text().splitlines(keepends=True)
+    (folder / "samples.jsonl").write_text("".join(kept[:-1]) + kept[-1][:40])
+    (folder / "summary.json").write_text(json.dumps({**summary, "status": "partial"}))
+    capsys.readouterr()
+    assert invoke(command, monkeypatch) == 0
+    again = json.loads((folder / "summary.json").read_text())
+    assert again["rows"][:2] == summary["rows"][:2], "finished rows are not timed again"
+    assert again["rows"][2]["kept"] == 1.0
+    assert "ffd kept=0.9" not in capsys.readouterr().err
+    assert invoke(command, monkeypatch) == 0
+    assert "is finished" in capsys.readouterr().err
