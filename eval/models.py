@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from eval.data.hub import quiet
+from eval.model_facts import automatic_bos, context_length, eos_token_ids, family, require_sdpa, require_usable
 from eval.model_files import NAMED_MODELS, ModelError, ModelFiles, locate
 
 __all__ = [
@@ -133,6 +134,7 @@ def load_model(spec: ModelSpec, known: ModelDescription | None = None) -> Loaded
         dtype = "bfloat16" if device.startswith("cuda") else "float32"
     files = _locate(spec)
     description = known or _describe(spec, files)
+    require_sdpa(files, description.config)
     from transformers import AutoModelForCausalLM
 
     try:
@@ -166,20 +168,21 @@ def _locate(spec: ModelSpec) -> ModelFiles:
 def _describe(spec: ModelSpec, files: ModelFiles) -> ModelDescription:
     from transformers import AutoConfig
 
-    tokenizer = _tokenizer(files)
     try:
         with quiet():
             config = AutoConfig.from_pretrained(files.location, revision=files.hub_revision or "main")
     except Exception as error:  # bad JSON, unknown architecture, the hub client's errors
         raise _unreadable(files, "configuration", error) from None
+    require_usable(files, config)
+    tokenizer = _tokenizer(files)
     return ModelDescription(
         name=spec.name,
         label=spec.name if spec.path is None else Path(spec.path).name,
-        family=_family(config, tokenizer),
+        family=family(config, tokenizer),
         revision=files.identity or f"hub-{config._commit_hash}",
-        context_length=_context_length(files, config),
-        eos_token_ids=_eos_token_ids(files, config, tokenizer),
-        bos_token_id=_automatic_bos(tokenizer),
+        context_length=context_length(files, config),
+        eos_token_ids=eos_token_ids(files, config, tokenizer),
+        bos_token_id=automatic_bos(tokenizer),
         config=config,
         tokenizer=tokenizer,
     )
@@ -205,46 +208,6 @@ def _device(spec: ModelSpec) -> str:
         if int(spec.device.partition(":")[2] or 0) >= count:
             raise ModelError(f"model.device={spec.device}: this machine has {count} CUDA devices; use auto or cpu")
     return spec.device
-
-
-def _family(config: Any, tokenizer: Any) -> str:
-    # Llama 2 and 3 share a model type; the chat format, which templates depend on, tells them apart.
-    if config.model_type == "llama" and "<|start_header_id|>" in tokenizer.get_vocab():
-        return "llama3"
-    return str(config.model_type)
-
-
-def _context_length(files: ModelFiles, config: Any) -> int:
-    length = getattr(config.get_text_config(), "max_position_embeddings", None)
-    if length is None:
-        raise ModelError(f"{files.label}: its configuration states no max_position_embeddings")
-    rope = getattr(config.get_text_config(), "rope_parameters", None) or {}
-    # YaRN leaves max_position_embeddings at the length before stretching.
-    if rope.get("rope_type") == "yarn" and rope.get("original_max_position_embeddings"):
-        length = max(length, int(rope["original_max_position_embeddings"] * rope.get("factor", 1.0)))
-    return int(length)
-
-
-def _eos_token_ids(files: ModelFiles, config: Any, tokenizer: Any) -> tuple[int, ...]:
-    from transformers import GenerationConfig
-
-    try:
-        with quiet():
-            generation = GenerationConfig.from_pretrained(files.location, revision=files.hub_revision or "main")
-    except OSError:  # the file is optional; the configuration then carries the token
-        generation = config
-    ids = {tokenizer.eos_token_id}
-    stated = getattr(generation, "eos_token_id", None)
-    ids |= set(stated) if isinstance(stated, list | tuple) else {stated}
-    return tuple(sorted(int(token) for token in ids if token is not None))
-
-
-def _automatic_bos(tokenizer: Any) -> int | None:
-    with_special = tokenizer("a").input_ids
-    without = tokenizer("a", add_special_tokens=False).input_ids
-    if len(with_special) > len(without) and with_special[0] == tokenizer.bos_token_id:
-        return int(with_special[0])
-    return None
 
 
 def _unreadable(files: ModelFiles, part: str, error: Exception) -> ModelError:

@@ -18,7 +18,6 @@ from experiments.identity import digest, run_id
 from experiments.lifecycle import Rows, StudyRun, code_and_machine
 from experiments.prepare import Prepared, prepare, prompts_fingerprint
 from experiments.progress import RunProgress
-from experiments.refusals import refusals
 from experiments.shards import Shard, fidelity_elsewhere, merge_shards, merged_fidelity, open_store
 from experiments.store import RunStore
 from experiments.table import print_summary
@@ -109,9 +108,8 @@ class AccuracyRun(StudyRun):
         if not pending:
             return
         fidelity = FidelityLog(self.store.work / "fidelity", self.unit, fidelity_elsewhere(self.store))
-        with refusals():
-            loaded = load_model(self.prepared.spec, self.prepared.model)
-            engine = self._engine(loaded, fidelity)
+        loaded = load_model(self.prepared.spec, self.prepared.model)
+        engine = self._engine(loaded, fidelity)
         self.static.update(
             executor=engine.cache.executor,
             graph=engine.eager_reason is None,

@@ -13,6 +13,7 @@ from experiments.environment import device_class, versions
 from experiments.errors import INVALID_EXIT, RunFailedError, UsageError, one_line
 from experiments.identity import code_fingerprint, run_id
 from experiments.progress import console
+from experiments.refusals import refusals
 from experiments.store import Rows, RunStore
 from experiments.tracker import Tracker, make_tracker
 
@@ -97,7 +98,8 @@ class StudyRun(ABC):
         self._open(rows)
         tracker = make_tracker(self.config.tracker, self.store.run_id, self.identity, self.config.root)
         try:
-            self.work(rows, tracker)
+            with refusals():
+                self.work(rows, tracker)
             with self.store.publishing():
                 summary = self._finish(rows)
         except UsageError as error:

@@ -9,9 +9,9 @@ from eval.data import DataError
 from eval.models import ModelError
 from eval.records import TaskError
 from experiments.errors import UsageError, one_line
-from ffd.cache import UnsupportedModelError
 from ffd.executor import ExecutorError
 from ffd.methods import KnobError
+from ffd.support import UnsupportedModelError
 
 REFUSALS = (DataError, ExecutorError, KnobError, ModelError, TaskError, UnsupportedModelError)
 """Errors whose text is one line with field, value and what is accepted."""

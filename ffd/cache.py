@@ -1,6 +1,6 @@
 """A transformers `Cache` whose layers are method storages.
 
-With ``ffd/attention.py`` one of the two files that know transformers. The trick that makes model
+With ``ffd/cache_layer.py`` and ``ffd/attention.py`` all that knows transformers. The trick that makes model
 forks unnecessary: models hand on whatever ``Cache.update`` returns, unchanged, to the registered
 attention function. During prefill that is the 16-bit keys and values, and attention is exact; while
 decoding it is a small :class:`DecodeHandle`, which only our attention function understands, so that
@@ -9,119 +9,21 @@ any other attention implementation fails loudly instead of attending to nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin, DynamicSlidingWindowLayer
 
+from ffd.cache_layer import DecodeHandle, MethodCacheLayer, Probe
 from ffd.executor import resolve_executor
-from ffd.methods import Executor, LayerGeometry, Method, MethodLayer, RowState
-from ffd.methods.dense import Dense, DenseLayer
+from ffd.methods import Executor, LayerGeometry, Method, RowState
+from ffd.methods.dense import Dense
+from ffd.support import UnsupportedModelError, refused_model, require_supported
 
-Probe = Callable[["DecodeHandle", Tensor, float, Tensor], None]
-"""Called after a decode step of one layer with its handle, query [B, Hq, d], scale and output [B, Hq, d]."""
-
-
-class UnsupportedModelError(ValueError):
-    """The model or the call uses a feature that sparse decoding does not implement; the message names it."""
-
-
-@dataclass(frozen=True, eq=False)
-class DecodeHandle:
-    """Stands for keys and values on their way to the attention function while decoding."""
-
-    layer_idx: int
-    storage: MethodLayer
-    shadow: DenseLayer | None
-    """Exact 16-bit keys and values of the same tokens, kept only where fidelity is probed."""
-    cache: SparseCache
-
-    def attend(self, q: Tensor, scale: float) -> Tensor:
-        """Decode one step: q [B, Hq, d] -> [B, Hq, d]."""
-        out = self.storage.decode(q, scale)
-        if self.cache.probe is not None:
-            self.cache.probe(self, q, scale, out)
-        if self.cache.follow_dense and self.shadow is not None:
-            return self.shadow.decode(q, scale)
-        return out
-
-
-class MethodCacheLayer(CacheLayerMixin):
-    """One full-attention layer: stages prompt chunks in 16 bits, then decodes from the method's storage."""
-
-    is_sliding = False
-
-    def __init__(self, handle: DecodeHandle) -> None:
-        super().__init__()
-        self.handle = handle
-        self.is_initialized = True
-        self._staged: tuple[Tensor, Tensor] | None = None
-
-    @property
-    def _stores(self) -> list[MethodLayer]:
-        return [s for s in (self.handle.storage, self.handle.shadow) if s is not None]
-
-    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
-        """Store new keys and values [B, Hkv, T, d]; see the module's docstring for what comes back."""
-        cache = self.handle.cache
-        if cache.decoding:
-            for store in self._stores:
-                store.append(key_states, value_states)
-            return self.handle, self.handle
-        seen = cache.seen_tokens
-        total, new = cache.prompt_tokens, key_states.shape[2]
-        if new == total:
-            self._seal(key_states, value_states)
-            return key_states, value_states
-        if self._staged is None:
-            shape = (*key_states.shape[:2], total, key_states.shape[3])
-            self._staged = (key_states.new_empty(shape), value_states.new_empty(shape))
-        keys, values = self._staged
-        keys[:, :, seen : seen + new] = key_states
-        values[:, :, seen : seen + new] = value_states
-        if seen + new == total:
-            self._seal(keys, values)
-            self._staged = None
-        return keys[:, :, : seen + new], values[:, :, : seen + new]
-
-    def _seal(self, keys: Tensor, values: Tensor) -> None:
-        lengths = self.handle.cache.prompt_lengths
-        keys, values = (left_align(x, lengths) for x in (keys, values))
-        for store in self._stores:
-            store.prefill(keys, values)
-
-    def lazy_initialization(self, key_states: Tensor, value_states: Tensor | None = None) -> None:
-        """Nothing to do: storage is allocated with the cache."""
-
-    def get_mask_sizes(self, query_length: Any, *args: Any) -> tuple[int, int]:
-        """Length and offset of the keys that a mask must cover."""
-        new = query_length if isinstance(query_length, int) else int(query_length.shape[0])
-        return self.handle.cache.seen_tokens + new, 0
-
-    def get_seq_length(self, *args: Any) -> int:
-        """Tokens seen, left padding included, as the host counts them."""
-        return self.handle.cache.seen_tokens
-
-    def get_max_length(self) -> int:
-        """Tokens a row can hold."""
-        return self.handle.storage.geometry.capacity
-
-    get_max_cache_shape = get_max_length
-
-    def reset(self) -> None:
-        """Forget staged chunks; the storage is overwritten by the next prefill."""
-        self._staged = None
-
-    def reorder_cache(self, beam_idx: Tensor) -> None:
-        """Refuse: beam search needs rows to change places."""
-        raise UnsupportedModelError("num_beams: beam search is not supported with sparse decoding; use num_beams=1")
-
-    def crop(self, *args: Any) -> None:
-        """Refuse: quantised blocks cannot be taken back."""
-        raise UnsupportedModelError("crop: tokens cannot be removed from a sparse cache (assisted decoding does that)")
+__all__ = ["DecodeHandle", "Probe", "SparseCache", "UnsupportedModelError"]
 
 
 class SparseCache(Cache):
@@ -145,7 +47,7 @@ class SparseCache(Cache):
     Raises
     ------
     UnsupportedModelError
-        If the model has layers of a kind that is neither full nor sliding-window attention.
+        If the model is not one that `ffd.support.require_supported` accepts, or the method has no layer to decode.
     """
 
     def __init__(
@@ -160,8 +62,13 @@ class SparseCache(Cache):
         executor: str = "auto",
         shadow: bool = False,
     ) -> None:
-        text = config.get_text_config(decoder=True)
+        attention = require_supported(config)
         device = torch.device(device)
+        if "full_attention" not in attention.kinds and method.dense_layers < len(attention.kinds):
+            raise refused_model(
+                config.model_type, f"all layers are sliding-window attention, none is left to {method.name}"
+            )
+        self.model_type = str(config.model_type)
         self.method = method
         self.capacity = capacity
         self.executor: Executor = resolve_executor(executor, device)
@@ -177,18 +84,18 @@ class SparseCache(Cache):
         """Tokens that sliding-window layers attended to while decoding, summed over rows, layers and steps."""
         geometry = LayerGeometry(
             batch_size=batch_size,
-            num_query_heads=text.num_attention_heads,
-            num_kv_heads=getattr(text, "num_key_value_heads", None) or text.num_attention_heads,
-            head_dim=getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads,
+            num_query_heads=attention.num_query_heads,
+            num_kv_heads=attention.num_kv_heads,
+            head_dim=attention.head_dim,
             capacity=capacity,
             dtype=dtype,
             device=device,
         )
         layers: list[CacheLayerMixin] = []
         handles: list[DecodeHandle] = []
-        for layer_idx, kind in enumerate(attention_kinds(text)):
+        for layer_idx, kind in enumerate(attention.kinds):
             if kind == "sliding_attention":
-                layers.append(DynamicSlidingWindowLayer(sliding_window=text.sliding_window))
+                layers.append(DynamicSlidingWindowLayer(sliding_window=attention.window))
                 continue
             chosen = Dense() if layer_idx < method.dense_layers else method
             own = replace(geometry, layer=layer_idx)
@@ -202,7 +109,7 @@ class SparseCache(Cache):
             layers.append(MethodCacheLayer(handle))
         self.handles = tuple(handles)
         self._last_layer = len(layers) - 1
-        self._window = getattr(text, "sliding_window", None) or 0
+        self._window = attention.window
         super().__init__(layers=layers)
 
     @property
@@ -260,7 +167,10 @@ class SparseCache(Cache):
         if self.prompt_tokens == 0:
             raise RuntimeError("SparseCache.begin(prompt_lengths) must announce the prompt before the first forward")
         if self.decoding and new != 1:
-            raise UnsupportedModelError(f"query length {new} on a cache that has begun to decode: expected 1")
+            raise UnsupportedModelError(
+                f"query length {new} on a cache that has begun to decode: expected 1, and each layer of a model once a "
+                f"step (model type {self.model_type})"
+            )
         if not self.decoding and self.seen_tokens + new > self.prompt_tokens:
             raise ValueError(f"prompt of {self.seen_tokens + new} tokens: begin() announced {self.prompt_tokens}")
         if self.decoding and layer_idx == 0:  # whatever its kind: kernels of later layers count on lengths being old
@@ -277,42 +187,3 @@ class SparseCache(Cache):
     def note_replayed_step(self) -> None:
         """Count a decode step that a captured graph ran: replay executes no Python, so the host's count is ours."""
         self.seen_tokens += 1
-
-
-def attention_kinds(text_config: Any) -> list[str]:
-    """Kind of each layer: ``full_attention`` or ``sliding_attention``; other kinds raise `UnsupportedModelError`."""
-    if getattr(text_config, "num_kv_shared_layers", 0):
-        raise UnsupportedModelError("num_kv_shared_layers: layers that share keys and values are not supported")
-    kinds = getattr(text_config, "layer_types", None)
-    if kinds is None:
-        window = getattr(text_config, "sliding_window", None)
-        kind = "full_attention" if window is None else "sliding_attention"
-        kinds = [kind] * text_config.num_hidden_layers
-    for kind in kinds:
-        if kind not in ("full_attention", "sliding_attention"):
-            raise UnsupportedModelError(f"layer type {kind}: expected full_attention or sliding_attention")
-    return list(kinds)
-
-
-def left_align(x: Tensor, lengths: Sequence[int]) -> Tensor:
-    """Drop each row's left padding.
-
-    Parameters
-    ----------
-    x
-        [B, Hkv, T, d], right-aligned rows.
-    lengths
-        Real tokens of each row.
-
-    Returns
-    -------
-    Tensor
-        [B, Hkv, T, d] with row ``b`` in slots ``0 .. lengths[b]``; ``x`` itself where nothing is padded.
-    """
-    width = x.shape[2]
-    if all(length == width for length in lengths):
-        return x
-    aligned = torch.zeros_like(x)
-    for row, length in enumerate(lengths):
-        aligned[row, :, :length] = x[row, :, width - length :]
-    return aligned

@@ -10,6 +10,7 @@ import torch
 import ffd
 from ffd.cache import SparseCache, UnsupportedModelError
 from ffd.methods import RowState, create
+from ffd.methods.dense import Dense
 from ffd.methods.ffd import FFD, FFDLayer
 from tests.tiny import FAMILIES, random_prompt, tiny_model
 
@@ -170,7 +171,9 @@ def test_sliding_window_layers_stay_dense_and_are_counted():
     model = tiny_model("mistral", sliding_window=32)
     prompts = [random_prompt(60), random_prompt(41, seed=9)]
     expected = [stock_tokens(model, p, 30) for p in prompts]
-    engine = ffd.Engine(model, FFD(delta=1), capacity=100, batch_size=2)
+    with pytest.raises(UnsupportedModelError, match="model type mistral: all layers are sliding-window attention"):
+        ffd.Engine(model, FFD(delta=1), capacity=100)
+    engine = ffd.Engine(model, Dense(), capacity=100, batch_size=2)
     generation = engine.generate(prompts, 30)
     assert generation.tokens == expected
     assert generation.ledger.complete
@@ -217,7 +220,7 @@ def test_another_attention_implementation_fails_loudly_on_a_handle():
     engine = ffd.Engine(model, EXACT, capacity=100)
     engine.generate([random_prompt(20)], 4)
     model.set_attn_implementation("sdpa")
-    with pytest.raises(AttributeError):
+    with pytest.raises(UnsupportedModelError, match="model type llama: its attention uses keys and values by itself"):
         model(torch.tensor([[1]]), past_key_values=engine.cache)
 
 
