@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from eval.fidelity.catalogue import METRICS, SET_SIZES
-from eval.fidelity.metrics import ExactStep, Observation, observe, output_errors
+from eval.fidelity.exact import ExactStep
+from eval.fidelity.metrics import Observation, observe, output_errors
 from eval.fidelity.ranks import average_ranks, spearman
 from ffd.methods.base import Selection
 from ffd.reference import key_scores, masked_attention, union_over_group, visible

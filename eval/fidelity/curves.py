@@ -10,7 +10,8 @@ from typing import Protocol, cast
 import torch
 from torch import Tensor
 
-from eval.fidelity.metrics import ExactStep, lse_errors
+from eval.fidelity.exact import ExactStep
+from eval.fidelity.metrics import lse_errors
 from eval.fidelity.replay import ReplayStep, replay_steps
 from eval.fidelity.traces import Trace
 from ffd.ledger import Ledger

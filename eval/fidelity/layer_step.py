@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from eval.fidelity.metrics import ExactStep, Observation, observe, output_errors
+from eval.fidelity.exact import ExactStep
+from eval.fidelity.metrics import Observation, observe, output_errors
 from ffd.methods import MethodLayer
 from ffd.methods.base import Selection
 

@@ -11,12 +11,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import cached_property
 
 import torch
 from torch import Tensor
 
 from eval.fidelity.catalogue import PROXY_GAP, SALIENT_DELTA, SALIENT_MASS, SET_SIZES, TOP_FRACTION
+from eval.fidelity.exact import ExactStep
 from eval.fidelity.ranks import is_constant, spearman
 from ffd.methods.base import Selection
 from ffd.reference import masked_attention, unit_max, visible
@@ -32,55 +32,6 @@ class Observation:
     """Floating, broadcastable to [B, Hq]: weight in the token-weighted (micro) mean; None for 1."""
     defined: Tensor | None = None
     """bool [B, Hq]: where there is a value at all; None for everywhere."""
-
-
-@dataclass(frozen=True)
-class ExactStep:
-    """Dense attention of one step: the yardstick."""
-
-    scores: Tensor
-    """float32 [B, Hq, N], natural units."""
-    lengths: Tensor
-    """int [B]."""
-
-    @cached_property
-    def visible(self) -> Tensor:
-        """Tokens each row holds: bool [B, 1, N]."""
-        return visible(self.lengths, self.scores.shape[-1])[:, None]
-
-    @cached_property
-    def masked(self) -> Tensor:
-        """float32 [B, Hq, N]: scores, -inf beyond the row's length."""
-        return self.scores.masked_fill(~self.visible, -torch.inf)
-
-    @cached_property
-    def descending(self) -> tuple[Tensor, Tensor]:
-        """Scores in descending order and their positions, ties in order of position; each [B, Hq, N]."""
-        return torch.sort(self.masked, dim=-1, descending=True, stable=True)
-
-    @property
-    def maximum(self) -> Tensor:
-        """float32 [B, Hq]."""
-        return self.descending[0][..., 0]
-
-    @cached_property
-    def logsumexp(self) -> Tensor:
-        """float64 [B, Hq]."""
-        return torch.logsumexp(self.masked.double(), dim=-1)
-
-    @cached_property
-    def probabilities(self) -> Tensor:
-        """float64 [B, Hq, N]."""
-        return torch.exp(self.masked.double() - self.logsumexp[..., None])
-
-    def within(self, delta: float | Tensor) -> Tensor:
-        """Tokens within ``delta`` nats of the maximum: int64 [B, Hq]."""
-        return (self.masked >= (self.maximum - delta)[..., None]).sum(dim=-1)
-
-    def holding(self, mass: float) -> Tensor:
-        """Size of the smallest set with this share of the mass: int64 [B, Hq]."""
-        cumulative = self.probabilities.gather(-1, self.descending[1]).cumsum(dim=-1)
-        return ((cumulative < mass).sum(dim=-1) + 1).minimum(self.lengths[:, None])
 
 
 def observe(exact: ExactStep, selection: Selection, num_kv_heads: int, unit: int) -> dict[str, Observation]:
