@@ -16,6 +16,7 @@ from experiments.fidelity_log import FidelityLog, page_unit
 from experiments.files import read_json
 from experiments.identity import digest, run_id
 from experiments.lifecycle import Rows, StudyRun, code_and_machine
+from experiments.predictions import write_predictions
 from experiments.prepare import Prepared, prepare, prompts_fingerprint
 from experiments.progress import RunProgress
 from experiments.shards import Shard, fidelity_elsewhere, merge_shards, merged_fidelity, open_store
@@ -173,7 +174,8 @@ class AccuracyRun(StudyRun):
         return f"no data for {', '.join(missing)}" if missing else None
 
     def write_results(self, rows: Rows, summary: dict[str, Any]) -> None:
-        """Keep ratios and fidelity by layer and head."""
+        """Keep ratios and fidelity by layer and head, and the benchmark's own prediction files."""
+        write_predictions(self.store.folder / "predictions", self.prepared.suite, self.prepared.samples, rows)
         layers = summarise.layer_table(list(rows.values()))
         self.store.write_json("layers.json", layers)
         fidelity = merged_fidelity(self.store.folder, self.unit)
