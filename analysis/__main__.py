@@ -19,7 +19,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = _parser()
     options = parser.parse_args(arguments)
     try:
-        outputs = load(options.out)
+        outputs = Outputs(Path(), {}, (), ()) if options.out is None else load(options.out)
         for line in outputs.skipped:
             print(line, file=sys.stderr)
         options.command(outputs, options)
@@ -40,7 +40,8 @@ def _tables(outputs: Outputs, options: argparse.Namespace) -> None:
 
 
 def _figures(outputs: Outputs, options: argparse.Namespace) -> None:
-    from analysis.figures import build_figures, write_figures
+    from analysis.drawing import write_figures
+    from analysis.figures import build_figures
 
     for path in write_figures(build_figures(outputs, options.size), outputs.root / "analysis" / "figures"):
         print(path)
@@ -69,6 +70,13 @@ def _runs(outputs: Outputs, options: argparse.Namespace) -> None:
         key: value for key, value in vars(options).items() if key in ("method", "model", "task", "status") and value
     }
     print_runs([run for run in outputs.runs.values() if all(_attribute(run, k) == v for k, v in wanted.items())])
+
+
+def _measurements(_: Outputs, options: argparse.Namespace) -> None:
+    from analysis.performance import write_measurements
+
+    for path in write_measurements():
+        print(path)
 
 
 def find(outputs: Outputs, name: str) -> Run:
@@ -110,6 +118,8 @@ def _parser() -> argparse.ArgumentParser:
     compare.add_argument("run_b", metavar="RUN_B")
     compare.add_argument("--margin", type=float, default=1.0, help="points that still count as no loss (default: 1)")
     compare.set_defaults(command=_compare)
+    measured = commands.add_parser("measurements", help="write the README's performance block and its figures")
+    measured.set_defaults(command=_measurements, out=None)
     runs = commands.add_parser("runs", help="list runs", parents=[common])
     for name in FILTERS:
         runs.add_argument(f"--{name}")

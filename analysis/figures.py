@@ -2,47 +2,16 @@
 
 from __future__ import annotations
 
-import csv
-import io
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Callable, Sequence
 
-from analysis.files import write_text
+from analysis.drawing import Figure, Series
+from analysis.kernel import latency, roof, roofline
 from analysis.labels import distinct_labels
 from analysis.load import Outputs, Run
-from analysis.measurements import kernel_timings, timing_labels
+from analysis.measurements import kernel_timings
 from analysis.tables.selection import keep_ratios, layer_sparsity
 from analysis.tables.sources import recipe
 from analysis.terminal import average
-
-
-@dataclass(frozen=True)
-class Series:
-    """One line, cloud, histogram or (with ``z``) grid."""
-
-    label: str
-    x: tuple[float, ...]
-    y: tuple[float, ...]
-    names: tuple[str, ...] = ()
-    """What each point is, for the data file: run ids, usually."""
-    z: tuple[float, ...] = ()
-    """Colour of each point of a grid."""
-
-
-@dataclass(frozen=True)
-class Figure:
-    """One figure."""
-
-    name: str
-    title: str
-    x_label: str
-    y_label: str
-    series: tuple[Series, ...]
-    kind: str = "line"
-    """line, points, histogram or grid."""
-    log: bool = False
-    """Both axes logarithmic."""
 
 
 def build_figures(outputs: Outputs, size: str | None = None) -> list[Figure]:
@@ -50,6 +19,7 @@ def build_figures(outputs: Outputs, size: str | None = None) -> list[Figure]:
     quality = _runs(outputs, size, "retrieval_quality")
     heads, layers = _runs(outputs, size, "headwise"), _runs(outputs, size, "sparsity_by_layer")
     scored = _runs(outputs, size, "ruler_32k")
+    kernel = kernel_timings(outputs)
     views = [
         _against("recall_kept", quality, "sparsity.keep_io", "fidelity.mass_recall", "kept share", "mass recall"),
         _against("lse_kept", quality, "sparsity.keep_io", "fidelity.lse_error_mean", "kept share", "LSE error, nat"),
@@ -58,66 +28,10 @@ def build_figures(outputs: Outputs, size: str | None = None) -> list[Figure]:
         *(_heat(run) for run in heads[:1]),
         *(_distribution(run) for run in heads[:1]),
         *_pareto(scored, quality),
-        _latency(outputs),
+        latency(kernel),
+        roofline(kernel, roof(kernel)),
     ]
     return [figure for figure in views if any(s.x for s in figure.series)]
-
-
-def write_figures(figures: Iterable[Figure], folder: Path) -> list[Path]:
-    """Write every figure as SVG with its data as CSV beside it, in place of earlier ones; returns their paths."""
-    for stale in (*folder.glob("*.svg"), *folder.glob("*.csv")):
-        stale.unlink()
-    written = []
-    for figure in figures:
-        written.append(write_text(folder / f"{figure.name}.svg", svg(figure)))
-        written.append(write_text(folder / f"{figure.name}.csv", data(figure)))
-    return written
-
-
-def data(figure: Figure) -> str:
-    """The figure's numbers as CSV."""
-    stream = io.StringIO()
-    writer = csv.writer(stream, lineterminator="\n")
-    writer.writerow(["series", "name", figure.x_label, figure.y_label, "z"])
-    for series in figure.series:
-        for i, x in enumerate(series.x):
-            name = series.names[i] if series.names else ""
-            writer.writerow([series.label, name, x, series.y[i] if series.y else "", series.z[i] if series.z else ""])
-    return stream.getvalue()
-
-
-def svg(figure: Figure) -> str:
-    """The figure drawn; equal data give equal bytes."""
-    import matplotlib as mpl
-
-    mpl.use("svg")
-    from matplotlib import pyplot as plt
-
-    with mpl.rc_context({"svg.hashsalt": figure.name, "svg.fonttype": "none", "font.size": 9, "axes.grid": True,
-                         "grid.alpha": 0.3, "axes.spines.top": False, "axes.spines.right": False}):  # fmt: skip
-        drawing, axes = plt.subplots(figsize=(6, 3.6), layout="constrained")
-        for series in figure.series:
-            if figure.kind == "histogram":
-                axes.hist(series.x, bins=20, range=(0, 100), alpha=0.7, label=series.label)
-            elif figure.kind == "grid":
-                axes.grid(visible=False)
-                columns, rows = sorted(set(series.x)), sorted(set(series.y))
-                shares = dict(zip(zip(series.x, series.y, strict=True), series.z, strict=True))
-                grid = [[shares.get((x, y), float("nan")) for x in columns] for y in rows]
-                shown = axes.pcolormesh(columns, rows, grid, vmin=0, vmax=100, cmap="viridis", shading="nearest")
-                drawing.colorbar(shown, label="kept, %")
-            else:
-                axes.plot(series.x, series.y, "o" if figure.kind == "points" else "o-", label=series.label, ms=4)
-        if figure.log:
-            axes.set_xscale("log")
-            axes.set_yscale("log")
-        axes.set(title=figure.title, xlabel=figure.x_label, ylabel=figure.y_label)
-        if figure.kind != "grid":
-            axes.legend(fontsize=8, frameon=False)
-        stream = io.StringIO()
-        drawing.savefig(stream, format="svg", metadata={"Date": None, "Creator": None})
-        plt.close(drawing)
-    return stream.getvalue()
 
 
 def _runs(outputs: Outputs, size: str | None, name: str) -> list[Run]:
@@ -214,18 +128,3 @@ def _cloud(
 def _step_ms(run: Run) -> float | None:
     rate = run.figure("timing.decode_tok_s")
     return 1000 / rate if rate else None
-
-
-def _latency(outputs: Outputs) -> Figure:
-    """Time of one layer's step against the context, batch size 1."""
-    timings = [
-        t for t in kernel_timings(outputs) if t.row["B"] == 1 and {"attend", "reduce"} <= set(t.row.get("step", ()))
-    ]
-    lines: dict[str, list[tuple[float, float, str]]] = {}
-    for label, t in zip(timing_labels(timings), timings, strict=True):
-        lines.setdefault(label, []).append((float(t.row["T"]), float(t.row["time_us"]), t.origin))
-    series = tuple(
-        Series(label, *(tuple(p[i] for p in sorted(points)) for i in range(3))) for label, points in lines.items()
-    )
-    device = ", ".join(dict.fromkeys(t.device for t in timings))
-    return Figure("kernel_latency", f"One layer's decode step, {device}", "tokens", "us", series, log=True)

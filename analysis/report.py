@@ -7,7 +7,8 @@ from html import escape
 from pathlib import Path
 
 from analysis.cells import Cell, Table
-from analysis.figures import Figure, build_figures, svg
+from analysis.drawing import Figure, svg
+from analysis.figures import build_figures
 from analysis.files import write_text
 from analysis.load import Outputs
 from analysis.tables import build_tables

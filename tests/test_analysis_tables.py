@@ -11,7 +11,8 @@ import pytest
 
 from analysis import __main__ as command
 from analysis.comparison import compare
-from analysis.figures import build_figures, svg
+from analysis.drawing import svg
+from analysis.figures import build_figures
 from analysis.labels import distinct_labels
 from analysis.load import LoadError, load
 from analysis.pairing import PairingError

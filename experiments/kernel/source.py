@@ -80,7 +80,7 @@ class Planting:
 
 
 def captured(path: Path, device: str) -> Iterator[tuple[Shape, list[Step]]]:
-    """The last recorded step of every row of a trace, all recorded layers together.
+    """The last recorded step of every row of a trace, all recorded layers together; 32-bit ones become bfloat16.
 
     Parameters
     ----------
@@ -97,6 +97,10 @@ def captured(path: Path, device: str) -> Iterator[tuple[Shape, list[Step]]]:
     from eval.fidelity.traces import Trace
 
     trace = Trace.load(path, device)
+
+    def narrow(x: Tensor) -> Tensor:
+        return x.bfloat16() if x.dtype == torch.float32 else x
+
     for row in range(trace.lengths.shape[1]):
         steps = trace.active[:, row].nonzero().flatten().tolist()
         if not steps:
@@ -104,9 +108,9 @@ def captured(path: Path, device: str) -> Iterator[tuple[Shape, list[Step]]]:
         last, length = steps[-1], int(trace.lengths[steps[-1], row])
         found = [
             Step(
-                trace.queries[layer][last, row : row + 1],
-                keys[row : row + 1, :, :length],
-                trace.values.get(layer, keys)[row : row + 1, :, :length],
+                narrow(trace.queries[layer][last, row : row + 1]),
+                narrow(keys[row : row + 1, :, :length]),
+                narrow(trace.values.get(layer, keys)[row : row + 1, :, :length]),
                 trace.scale,
             )
             for layer, keys in trace.keys.items()

@@ -1,0 +1,155 @@
+"""``python -m analysis measurements``: the README's performance block and figures, made from the committed records."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from textwrap import fill
+from typing import Any
+
+from analysis.drawing import Figure, data, svg
+from analysis.files import write_text
+from analysis.kernel import comparable, latency, roofline
+from analysis.measurements import COMMITTED, Timing
+
+ROOT = Path(__file__).resolve().parent.parent
+FIGURES = ROOT / "docs" / "figures"
+KERNEL, THROUGHPUT = "kernel-h200.json", "throughput-h200.json"
+BEGIN, END = "<!-- measured: python -m analysis measurements -->", "<!-- end of measured -->"
+_KEPT = (0.02, 0.18, 1.0)
+_DENSE = {"dense": "dense (ours)", "sdpa_cudnn": "SDPA cuDNN", "sdpa_flash": "SDPA flash", "flashinfer": "flashinfer"}
+_PROTOCOLS = ("paper-default", "paper-flash", "fair")
+_LENGTH_STEP = 4096
+
+
+def write_measurements(readme: Path = ROOT / "README.md", records: Path = COMMITTED) -> list[Path]:
+    """Write the block into the README and the figures beside its documents; returns the paths.
+
+    Raises
+    ------
+    ValueError
+        If the README has no place for the block.
+    """
+    written = [write_text(readme, with_block(readme.read_text(), block(records)))]
+    for figure in figures(records):
+        written.append(write_text(readme.parent / "docs" / "figures" / f"{figure.name}.svg", svg(figure)))
+        written.append(write_text(readme.parent / "docs" / "figures" / f"{figure.name}.csv", data(figure)))
+    return written
+
+
+def with_block(text: str, made: str) -> str:
+    """The text with what lies between the markers replaced; raises `ValueError` where they are missing."""
+    before, begin, rest = text.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not begin or not end:
+        raise ValueError(f"README.md: expected the lines {BEGIN} and {END} around the performance block")
+    return f"{before}{BEGIN}\n{made}\n{END}{after}"
+
+
+def block(records: Path = COMMITTED) -> str:
+    """The README's performance block."""
+    return "\n".join([*_kernel_lines(_record(records / KERNEL)), "", *_throughput_lines(_record(records / THROUGHPUT))])
+
+
+def figures(records: Path = COMMITTED) -> list[Figure]:
+    """Time against context, and against bytes, of FFD at three kept shares and of dense attention."""
+    record = _record(records / KERNEL)
+    chosen = [t for t in _timings(record) if t.row["method"] in _DENSE or _is_shown(t.row)]
+    return [latency(chosen), roofline(chosen, record["read_bandwidth_bytes_per_us"])]
+
+
+def _record(path: Path) -> dict[str, Any]:
+    return dict(json.loads(path.read_text()))
+
+
+def _timings(record: Mapping[str, Any]) -> list[Timing]:
+    return comparable([Timing("", str(record["gpu"]), "", row) for row in record["rows"]])
+
+
+def _is_shown(row: Mapping[str, Any]) -> bool:
+    return row["method"] == "ffd" and row["kept_target"] in _KEPT
+
+
+def _kernel_lines(record: Mapping[str, Any]) -> Iterator[str]:
+    rows = [t.row for t in _timings(record)]
+    first = rows[0]
+    single = by_length([row for row in rows if row["B"] == 1])
+    present = [name for name in _DENSE if any(name in found for found in single.values())]
+    yield fill(
+        f"One decode step of one layer on an {record['gpu']}: {first['Hq']} query and {first['Hkv']} kv heads, "
+        f"d = {first['d']}, {first['dtype']}, batch size 1, cold L2, CUDA graph, everything from the append to the "
+        f"reduction. Times in us; in brackets the speed-up on SDPA flash of the same run. Revision "
+        f"{str(record['revision'])[:7]}, {record['date']}.",
+        120,
+    )
+    yield ""
+    sparse = _joined(f"FFD, {100 * kept:g} % kept" for kept in _KEPT)
+    yield f"| tokens | {sparse} | {_joined(_DENSE[name] for name in present)} |"
+    yield "|---|" + "---:|" * (len(_KEPT) + len(present))
+    for length, found in single.items():
+        sparse = _joined(_time(found.get(("ffd", kept)), found.get("sdpa_flash")) for kept in _KEPT)
+        yield f"| {length // 1024}K | {sparse} | {_joined(_time(found.get(name), None) for name in present)} |"
+    yield ""
+    slopes = record["slopes_us_per_1000_tokens"]
+    named = [("dense", "dense"), *((f"ffd kept {k:g}", f"FFD at {100 * k:g} % kept") for k in _KEPT)]
+    told = ", ".join(f"{slopes[key]:.2f} {text}" for key, text in named if key in slopes)
+    yield f"Another 1000 tokens cost, in us: {told}."
+    yield ""
+    yield "![time of a decode step against the context](docs/figures/kernel_latency.svg)"
+    yield "![time of a decode step against the bytes it must read](docs/figures/kernel_roofline.svg)"
+
+
+def by_length(rows: Iterable[Mapping[str, Any]]) -> dict[int, dict[Any, Mapping[str, Any]]]:
+    """Rows by the length that they stand for, then by method, with the kept target of FFD.
+
+    Of two rows that stand for one length, the step without a completed block is taken: 127 of 128 are such.
+    """
+    found: dict[int, dict[Any, Mapping[str, Any]]] = {}
+    for row in sorted(rows, key=lambda row: row["T"]):
+        length = -(-row["T"] // _LENGTH_STEP) * _LENGTH_STEP
+        key = (row["method"], row["kept_target"]) if row["method"] not in _DENSE else row["method"]
+        found.setdefault(length, {}).setdefault(key, row)
+    return found
+
+
+def _time(row: Mapping[str, Any] | None, against: Mapping[str, Any] | None) -> str:
+    if row is None:
+        return "-"
+    gain = f" ({against['time_us'] / row['time_us']:.1f}x)" if against else ""
+    return f"{row['time_us']:.1f}{gain}"
+
+
+def _joined(cells: Iterable[str]) -> str:
+    return " | ".join(cells)
+
+
+def _throughput_lines(record: Mapping[str, Any]) -> Iterator[str]:
+    """Tokens per second of whole steps by protocol; the sparse engine's beside the fair dense one."""
+    yield f"Whole decode steps in tokens per second ({record.get('model', 'a model')}, {record['gpu']}):"
+    yield ""
+    columns = ("transformers, SDPA as shipped", "transformers, flash", "dense, our engine", "FFD, our engine")
+    yield f"| batch, tokens | {_joined(columns)} |"
+    yield "|---|" + "---:|" * len(columns)
+    for (batch, tokens), rows in _points(record["rows"]).items():
+        dense = {row["protocol"]: row for row in rows if row["method"] == "dense"}
+        cells = [f"{dense[p]['tokens_per_second']:.0f}" if p in dense else "-" for p in _PROTOCOLS]
+        fair = dense.get("fair")
+        yield f"| {batch}, {tokens // 1024}K | {_joined(cells)} | {_sparse(rows, fair)} |"
+
+
+def _points(rows: Iterable[Mapping[str, Any]]) -> dict[tuple[int, int], list[Mapping[str, Any]]]:
+    found: dict[tuple[int, int], list[Mapping[str, Any]]] = {}
+    for row in rows:
+        if "tokens_per_second" in row:
+            found.setdefault((row["B"], row["T"]), []).append(row)
+    return dict(sorted(found.items()))
+
+
+def _sparse(rows: Sequence[Mapping[str, Any]], fair: Mapping[str, Any] | None) -> str:
+    own = [row for row in rows if row["method"] == "ffd" and row["protocol"] == "fair"]
+    if not own:
+        return "-"
+    row = min(own, key=lambda r: abs((r["kept_target"] or 0) - 0.18))
+    gain = f", {row['tokens_per_second'] / fair['tokens_per_second']:.2f}x dense" if fair else ""
+    return f"{row['tokens_per_second']:.0f} ({100 * row['kept']:.0f} % kept{gain})"
