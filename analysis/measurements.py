@@ -45,7 +45,7 @@ def timing_labels(timings: Sequence[Timing]) -> list[str]:
     for timing in timings:
         row = timing.row
         parts = [row.get("protocol"), row["method"]]
-        if targets[row["method"]] - {None, 1.0}:
+        if row.get("kept_target") is not None and targets[row["method"]] - {None, 1.0}:
             parts.append(f"kept {100 * row['kept_target']:g} %")
         labels.append(" ".join(str(part) for part in parts if part))
     return labels

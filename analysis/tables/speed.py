@@ -9,6 +9,7 @@ from analysis.cells import Cell, Table
 from analysis.load import Outputs
 from analysis.measurements import Timing, kernel_timings, step_timings, timing_labels
 from analysis.published import Published, of_artifact, quotations
+from analysis.tables.kernel import kernel_tables
 
 _VARIANTS = {
     "V1": ("16-bit scan, top-k, not fused", "topk"),
@@ -25,15 +26,6 @@ _MARGIN_THAT_KEEPS = {0.18: "ffd delta=5", 0.27: "ffd delta=7"}
 def speed_tables(outputs: Outputs, size: str | None) -> list[Table]:
     """All tables of times; ``size`` does not apply: what was timed is shown with its shape."""
     kernel, steps = kernel_timings(outputs), step_timings(outputs)
-    whole = [t for t in kernel if {"attend", "reduce"} <= set(t.row.get("step", ()))]
-    latency = _grid(
-        "kernel_latency",
-        "One decode step of one layer, us",
-        whole,
-        "time_us",
-        of_artifact("kernel_latency"),
-        "python run.py experiment=kernel_latency, on a GPU",
-    )
     throughput = _grid(
         "throughput",
         "Tokens per second of whole decode steps",
@@ -42,7 +34,7 @@ def speed_tables(outputs: Outputs, size: str | None) -> list[Table]:
         of_artifact("throughput", "cuda_graph"),
         "python run.py experiment=throughput, on a GPU",
     )
-    return [latency, throughput, _components(steps)]
+    return [*kernel_tables(kernel), throughput, _components(steps)]
 
 
 def _grid(

@@ -1,0 +1,70 @@
+"""Tables and figures of kernel rows: of runs as of records, unusual conditions named, interpreted times left out."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from analysis.figures import build_figures
+from analysis.load import load
+from analysis.tables import build_tables
+
+ROW = {
+    "method": "ffd", "B": 1, "T": 16320, "Hq": 32, "Hkv": 8, "d": 128, "dtype": "bfloat16", "kept_target": 0.18,
+    "source": "planted", "trace": "", "timing": "graph", "l2": "cold", "step": ["append", "scan", "attend", "reduce"],
+    "time_us": 17.5, "bytes": 9e6, "floor_us": 2.0, "sdpa_flash_us": 31.1, "best_dense_us": 23.2,
+}  # fmt: skip
+DENSE = {**ROW, "method": "sdpa_flash", "kept_target": 1.0, "time_us": 31.1, "step": ["attend", "reduce"]}
+
+
+def run_folder(tmp_path, rows, device="NVIDIA H200"):
+    """Results of one run of the kernel runner."""
+    folder = tmp_path / "runs" / "ffd-kernel-1"
+    folder.mkdir(parents=True)
+    summary = {"run_id": "ffd-kernel-1", "status": "complete", "method": {"name": "ffd"}, "task": {"name": "kernel"},
+               "rows": rows, "environment": {"device": device}}  # fmt: skip
+    (folder / "summary.json").write_text(json.dumps(summary))
+    (folder / "config.yaml").write_text("runner: kernel\n")
+    return load(tmp_path)
+
+
+def tables(outputs):
+    return {table.name: table for table in build_tables(outputs)}
+
+
+def test_rows_of_a_run_are_shown_with_their_run(tmp_path):
+    found = tables(run_folder(tmp_path, [DENSE, ROW, {**ROW, "step": ["reduce"], "time_us": 2.3}]))
+    (row,) = found["kernel_latency"].rows
+    assert (row[0], [cell.value for cell in row[1]]) == ("B=1 T=16320", [31.1, 17.5])
+    assert row[1][1].run_ids == ("ffd-kernel-1",)
+    assert found["kernel_latency"].columns == ("sdpa_flash", "ffd kept 18 %")
+    assert dict(found["kernel_speedup"].rows)["B=1 T=16320"][1].value == pytest.approx(23.2 / 17.5)
+    assert found["kernel_stages"].columns == ("reduce",)
+    assert [(name, cells[0].value) for name, cells in found["kernel_stages"].rows] == [
+        ("B=1 T=16320 ffd kept 18 %", 2.3)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("changes", "where"),
+    [
+        ({"timing": "eager"}, "B=1 T=16320 eager"),
+        ({"l2": "hot"}, "B=1 T=16320 hot L2"),
+        ({"Hq": 8, "d": 64}, "B=1 T=16320 Hq=8 Hkv=8 d=64 bfloat16"),
+        ({"source": "captured", "trace": "vt-0 row 0", "kept_target": None}, "B=1 T=16320 captured (vt-0 row 0)"),
+    ],
+)
+def test_unusual_conditions_have_rows_of_their_own_and_no_place_in_the_figures(tmp_path, changes, where):
+    outputs = run_folder(tmp_path, [DENSE, ROW, {**ROW, **changes, "time_us": 99.0}])
+    latency = tables(outputs)["kernel_latency"]
+    assert [name for name, _ in latency.rows] == ["B=1 T=16320", where]
+    assert {cell.value for cell in dict(latency.rows)[where]} == {None, 99.0}
+    drawn = {figure.name: figure for figure in build_figures(outputs)}
+    for name in ("kernel_latency", "kernel_roofline"):
+        assert 99.0 not in {y for series in drawn[name].series for y in series.y}
+
+
+def test_interpreted_times_are_no_times(tmp_path):
+    found = tables(run_folder(tmp_path, [{**ROW, "timing": "interpreted", "time_us": 5e5}], device="cpu"))
+    assert 5e5 not in {cell.value for cell in found["kernel_latency"].cells}
