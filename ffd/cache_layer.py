@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -30,6 +30,9 @@ class DecodeHandle:
     shadow: DenseLayer | None
     """Exact 16-bit keys and values of the same tokens, kept only where fidelity is probed."""
     cache: SparseCache
+    token: tuple[Tensor, Tensor] | None = None
+    """Keys and values [B, Hkv, 1, d] of this step: stored when the query is there too, so that a method can do
+    both at once."""
 
     def attend(self, q: Tensor, scale: float) -> Tensor:
         """Decode one step: q [B, Hq, d] -> [B, Hq, d]."""
@@ -37,7 +40,11 @@ class DecodeHandle:
         if q.shape[1] != expected:
             why = f"layer {self.layer_idx} has {q.shape[1]} query heads, its configuration {expected}"
             raise refused_model(self.cache.model_type, why)
-        out = self.storage.decode(q, scale)
+        if self.token is None:
+            raise RuntimeError("attend: this handle was not handed out by an update of the cache")
+        out = self.storage.step(*self.token, q, scale)
+        if self.shadow is not None:
+            self.shadow.append(*self.token)
         if self.cache.probe is not None:
             self.cache.probe(self, q, scale, out)
         if self.cache.follow_dense and self.shadow is not None:
@@ -82,7 +89,7 @@ class MethodCacheLayer(CacheLayerMixin):
         return [s for s in (self.handle.storage, self.handle.shadow) if s is not None]
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
-        """Store new keys and values [B, Hkv, T, d]; see `ffd.cache` for what comes back."""
+        """Take new keys and values [B, Hkv, T, d]; see `ffd.cache` for what comes back."""
         cache = self.handle.cache
         geometry = self.handle.storage.geometry
         for x in (key_states, value_states):
@@ -93,9 +100,8 @@ class MethodCacheLayer(CacheLayerMixin):
                     f"its configuration {geometry.num_kv_heads} of {geometry.head_dim}",
                 )
         if cache.decoding:
-            for store in self._stores:
-                store.append(key_states, value_states)
-            return self.handle, self.handle
+            step = replace(self.handle, token=(key_states, value_states))
+            return step, step
         seen = cache.seen_tokens
         total, new = cache.prompt_tokens, key_states.shape[2]
         if new == total:

@@ -69,12 +69,10 @@ class FFDLayer(MethodLayer):
         # On the device and per head, so that a captured graph serves calibrated margins too.
         margins = method.margins(g.layer, g.num_query_heads)
         self.delta_nats = torch.tensor(margins, dtype=torch.float32, device=g.device)
-        self._pending: tuple[Tensor, Tensor] | None = None
 
     def prefill(self, keys: Tensor, values: Tensor) -> None:
         """Quantise the complete blocks of each prompt at once and keep the rest as its tail."""
         block = self.method.block_size
-        self._pending = None
         self.values[:, :, : values.shape[2]] = values
         if self.centre is not None:
             real = reference.visible(self.lengths, keys.shape[2])[:, None, :, None]
@@ -89,13 +87,11 @@ class FFDLayer(MethodLayer):
             self.tail[row, :, : tail.shape[1]] = tail
 
     def append(self, keys: Tensor, values: Tensor) -> None:
-        """Store one token per row and quantise the block it fills.
-
-        The fused executor does both in the launch that scans: until `decode` the token is only held here.
-        """
+        """Write one token per row; quantise a block in the step that fills it."""
         if self.executor == "fused":
-            self.write_pending()
-            self._pending = keys, values
+            from ffd.kernels.ffd_append import ffd_append
+
+            ffd_append(self, keys, values)
             return
         block = self.method.block_size
         if self.centre is not None:
@@ -105,19 +101,6 @@ class FFDLayer(MethodLayer):
         for row, length in enumerate(self.lengths.tolist()):
             if length % block == 0:
                 self._store_blocks(slice(row, row + 1), self.tail[row : row + 1], length // block - 1)
-
-    def take_pending(self) -> tuple[Tensor, Tensor] | None:
-        """Keys and values [B, Hkv, 1, d] of a token that the caller now stores, if one is held."""
-        pending, self._pending = self._pending, None
-        return pending
-
-    def write_pending(self) -> None:
-        """Store a held token in a launch of its own, for whoever reads the buffers before `decode`."""
-        pending = self.take_pending()
-        if pending is not None:
-            from ffd.kernels.ffd_append import ffd_append
-
-            ffd_append(self, *pending)
 
     def _store_blocks(self, rows: slice, keys: Tensor, first_block: int) -> None:
         block = self.method.block_size
@@ -131,7 +114,6 @@ class FFDLayer(MethodLayer):
 
     def select(self, q: Tensor, scale: float) -> Selection:
         """Apply the rule of the module's docstring to the stored cache."""
-        self.write_pending()
         m, n = self.method, int(self.lengths.max())
         quantised = scanned_tokens(self.lengths, m.block_size)
         scan, refinement = self._scores(q, scale, n)
@@ -199,7 +181,6 @@ class FFDLayer(MethodLayer):
 
     def stored_values(self, num_tokens: int) -> Tensor:
         """Values as stored."""
-        self.write_pending()
         return self.values[:, :, :num_tokens]
 
     def bytes_read(self, counts: Counts) -> dict[str, Tensor]:
@@ -215,6 +196,14 @@ class FFDLayer(MethodLayer):
             "tail_keys": tail * (g.head_dim * g.dtype.itemsize),
             "values": counts.union * (g.head_dim * g.dtype.itemsize),
         }
+
+    def step(self, keys: Tensor, values: Tensor, q: Tensor, scale: float) -> Tensor:
+        """Append and decode; the fused executor stores the token in the launch that scans."""
+        if self.executor != "fused":
+            return super().step(keys, values, q, scale)
+        from ffd.kernels.ffd_decode import ffd_decode
+
+        return ffd_decode(self, q, scale, token=(keys, values))
 
     def _decode_fused(self, q: Tensor, scale: float) -> Tensor:
         from ffd.kernels.ffd_decode import ffd_decode

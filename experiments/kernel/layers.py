@@ -93,13 +93,13 @@ def mean(passed: Sequence[Passed], field: str) -> float:
 
 
 def filled_layer(method: Method, shape: Shape, step: Step) -> MethodLayer:
-    """A layer that holds the step's keys and values, its last token appended as in decoding."""
+    """A layer that holds the step's keys and values but the last, as it stands when the step begins."""
     s, device = shape, step.q.device
     rows = RowState.allocate(s.B, device)
-    geometry = LayerGeometry(s.B, s.Hq, s.Hkv, s.d, -(-s.T // BLOCK) * BLOCK, s.torch_dtype, device)
+    # An inner layer of a model, as all but one are: the lengths are older than the previous launch.
+    geometry = LayerGeometry(s.B, s.Hq, s.Hkv, s.d, -(-s.T // BLOCK) * BLOCK, s.torch_dtype, device, layer=1)
     layer = method.new_layer(geometry, rows, "fused")
     rows.lengths.fill_(s.T - 1)
     layer.prefill(step.keys[:, :, :-1], step.values[:, :, :-1])
     rows.lengths.fill_(s.T)
-    layer.append(step.keys[:, :, -1:], step.values[:, :, -1:])
     return layer

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from experiments.kernel import baselines, timing
+from experiments.kernel import baselines, gate, timing
 from experiments.kernel.baselines import Library
 from experiments.kernel.gate import GateError, Passed, relative_error
 from experiments.kernel.grid import Entry, Mode, Point
@@ -117,12 +117,8 @@ class PointRun:
         method, passed = entry.method, filled.passed
         size, rule = floor_bytes(method, filled.layers[0][0], self.shape, passed)
 
-        def whole(layer: Any, step: Step) -> None:
-            layer.append(step.keys[:, :, -1:], step.values[:, :, -1:])
-            layer.decode(step.q, step.scale)
-
         wanted: list[tuple[Mode, str, Callable[[Any, Step], object], float]]
-        wanted = [(mode, whole_step(method, self.shape), whole, size) for mode in self.point.modes]
+        wanted = [(mode, whole_step(method, self.shape), gate.run, size) for mode in self.point.modes]
         for stage in self._stages(entry):
             wanted.append((self.point.modes[0], stage.names, stage.launch, stage.bytes(self.shape, passed.kept)))
         for mode, step, one, size in wanted:
@@ -139,15 +135,16 @@ class PointRun:
         wanted = [expected.out for expected in filled.expected]
         inputs, sets = [step for _, step in filled.layers[: len(wanted)]], len(filled.layers)
         del filled
-        found = baselines.libraries(self.shape.B)
-        steps = baselines.copies(inputs, sets) if any(isinstance(one, Library) for one in found.values()) else []
-        for name, library in found.items():
+        kernels = baselines.libraries(self.shape.B)
+        steps = baselines.copies(inputs, sets) if any(isinstance(one, Library) for one in kernels.values()) else []
+        for name, library in kernels.items():
             why = f"{name} {self.shape.label}"
             if isinstance(library, str):
                 items.append(Refusal(why, library, wrong=False))
                 continue
             try:
-                errors = [relative_error(o, w) for o, w in zip(library.outputs(steps), wanted, strict=False)]
+                outputs = library.outputs(steps[: len(wanted)])
+                errors = [relative_error(o, w) for o, w in zip(outputs, wanted, strict=True)]
                 items += self._library_rows(name, library, steps, max(errors))
             except GateError as error:
                 items.append(Refusal(why, str(error), wrong=True))

@@ -23,7 +23,13 @@ if TYPE_CHECKING:
 
 
 def ffd_decode(
-    layer: FFDLayer, q: Tensor, scale: float, *, return_logsumexp: bool = False, return_kept: bool = False
+    layer: FFDLayer,
+    q: Tensor,
+    scale: float,
+    *,
+    token: tuple[Tensor, Tensor] | None = None,
+    return_logsumexp: bool = False,
+    return_kept: bool = False,
 ) -> Any:
     """Attend to the kept sub-blocks and the tail of each row; adds one step to the layer's ledger.
 
@@ -35,6 +41,8 @@ def ffd_decode(
         [B, Hq, d], fp16, bf16 or fp32.
     scale
         Softmax scale.
+    token
+        Keys and values [B, Hkv, 1, d] to be stored in slot ``lengths - 1`` first; None if they are there.
     return_logsumexp
         Also return float32 [B, Hq], natural units, of the keys as stored (centred, if the method centres).
     return_kept
@@ -48,7 +56,7 @@ def ffd_decode(
     """
     q = q.contiguous()
     scratch = scratch_of(layer.ledger, lambda: ScanScratch.allocate(layer))
-    ffd_scan(layer, q, scale, scratch, layer.take_pending())
+    ffd_scan(layer, q, scale, scratch, token)
     units = layer.codes.shape[2] // layer.method.test_size
     g = layer.geometry
     logsumexp = torch.empty(q.shape[:2], dtype=torch.float32, device=q.device) if return_logsumexp else None

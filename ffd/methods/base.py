@@ -181,6 +181,19 @@ class MethodLayer(ABC):
             return self._decode_fused(q, scale)
         return self.decode_reference(q, scale)[0]
 
+    def step(self, keys: Tensor, values: Tensor, q: Tensor, scale: float) -> Tensor:
+        """`append` and then `decode`, as a model's decode step does; a method may do both in one launch.
+
+        Parameters
+        ----------
+        keys, values
+            [B, Hkv, 1, d].
+        q, scale
+            See `decode`.
+        """
+        self.append(keys, values)
+        return self.decode(q, scale)
+
     def decode_reference(self, q: Tensor, scale: float) -> tuple[Tensor, Selection]:
         """Decode with the reference executor; returns the output and the selection it came from."""
         selection = self.select(q, scale)

@@ -9,12 +9,11 @@ import torch
 
 from ffd.kernels.dense_decode import dense_decode
 from ffd.kernels.ffd_append import ffd_append
-from ffd.kernels.ffd_decode import ffd_decode
 from ffd.kernels.kv_append import kv_append
 from ffd.ledger import Ledger
 from ffd.methods.base import LayerGeometry, RowState
 from ffd.methods.dense import Dense
-from tests.kernels.oracle import CASES, Case, appended, build, check_step, check_storage
+from tests.kernels.oracle import CASES, Case, build, check_appending_step, check_step, next_token
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
 
@@ -40,9 +39,7 @@ def test_step_equals_the_reference(name: str) -> None:
 
 @pytest.mark.parametrize("name", CASES)
 def test_a_step_that_appends_equals_appending_first(name: str) -> None:
-    for layer, twin, q in appended(CASES[name], "cuda"):
-        check_step(layer, q)
-        check_storage(layer, twin)
+    check_appending_step(CASES[name], "cuda")
 
 
 @pytest.mark.parametrize("index", range(len(SHAPES)))
@@ -54,16 +51,16 @@ def test_random_steps_equal_the_reference(index: int) -> None:
     for round_ in range(ROUNDS):
         near_boundary = draw.randrange(1, 12) * block + draw.randrange(-2, 3)
         lengths = [max(1, draw.choice([near_boundary, draw.randrange(1, 1500)])) for _ in range(3)]
+        capacity = max(1600, *lengths) + 1
         case = Case(
-            tuple(lengths), shape.group, shape.num_kv_heads, shape.head_dim, 1600, shape.dtype, round_,
+            tuple(lengths), shape.group, shape.num_kv_heads, shape.head_dim, capacity, shape.dtype, round_,
             draw.choice([0.5, 1.0, 2.0, 3.0]), {**shape.knobs, "delta": draw.choice([0.0, 0.5, 1.0, 2.0, 4.0, 7.0])},
         )  # fmt: skip
         layer, q, _, _ = build(case, "cuda")
         kept.append(check_step(layer, q)["kept"])
-        token = torch.randn(2, 3, shape.num_kv_heads, 1, shape.head_dim, device="cuda").to(shape.dtype)
+        token = next_token(layer)
         layer.rows.lengths.add_(1)
-        layer.append(token[0], token[1])
-        check_step(layer, q)
+        check_step(layer, q, token)
     assert min(kept) < 0.2
     assert max(kept) > 0.8
 
@@ -78,8 +75,7 @@ def test_one_captured_step_serves_growing_lengths(knobs: dict[str, object]) -> N
 
     def step(layer: object) -> torch.Tensor:
         layer.rows.lengths.add_(1)  # type: ignore[attr-defined]
-        ffd_append(layer, token[0], token[1])  # type: ignore[arg-type]
-        return ffd_decode(layer, query, 0.125)  # type: ignore[arg-type]
+        return layer.step(token[0], token[1], query, 0.125)  # type: ignore[attr-defined,no-any-return]
 
     before = {name: value.clone() for name, value in vars(captured).items() if isinstance(value, torch.Tensor)}
     side = torch.cuda.Stream()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -129,11 +128,8 @@ def build(case: Case, device: torch.device | str = "cpu") -> tuple[FFDLayer, Ten
     return layer, q, keys, values
 
 
-def appended(case: Case, device: torch.device | str = "cpu") -> Iterator[tuple[FFDLayer, FFDLayer, Tensor]]:
-    """The case with one more token pending, the same with it stored by the reference, and the query; twice.
-
-    The second time the token is the one that fills the first row's block.
-    """
+def check_appending_step(case: Case, device: torch.device | str = "cpu") -> None:
+    """A step that stores its token, against the reference's storage; and one whose token fills a block."""
     block = case.knobs["block_size"]
     filling = -(-case.lengths[0] // block) * block - 1
     for first in (case.lengths[0], filling):
@@ -142,14 +138,21 @@ def appended(case: Case, device: torch.device | str = "cpu") -> Iterator[tuple[F
         layer, q, _, _ = build(grown, device)
         twin, _, _, _ = build(grown, device)
         twin.executor = "reference"
-        g = layer.geometry
-        generator = torch.Generator(device).manual_seed(case.seed + 7)
-        shape = (2, g.batch_size, g.num_kv_heads, 1, g.head_dim)
-        token = torch.randn(shape, generator=generator, device=device).to(g.dtype)
-        for one in (layer, twin):
-            one.rows.lengths.add_(1)
-            one.append(token[0], token[1])
-        yield layer, twin, q
+        token = next_token(layer)
+        twin.rows.lengths.add_(1)
+        twin.append(*token)
+        layer.rows.lengths.add_(1)
+        check_step(layer, q, token)
+        check_storage(layer, twin)
+
+
+def next_token(layer: FFDLayer) -> tuple[Tensor, Tensor]:
+    """Random keys and values [B, Hkv, 1, d]."""
+    g = layer.geometry
+    generator = torch.Generator(g.device).manual_seed(int(layer.lengths.sum()))
+    shape = (g.batch_size, g.num_kv_heads, 1, g.head_dim)
+    keys, values = (torch.randn(shape, generator=generator, device=g.device).to(g.dtype) for _ in range(2))
+    return keys, values
 
 
 def check_storage(layer: FFDLayer, twin: FFDLayer) -> None:
@@ -176,13 +179,13 @@ def kept_units(layer: FFDLayer, q: Tensor, scale: float) -> tuple[Tensor, Tensor
     return distance >= 0, distance
 
 
-def check_step(layer: FFDLayer, q: Tensor) -> dict[str, float]:
-    """Run the fused step and compare output, kept set, logsumexp and ledger with the reference."""
+def check_step(layer: FFDLayer, q: Tensor, token: tuple[Tensor, Tensor] | None = None) -> dict[str, float]:
+    """Run the fused step, with ``token`` to store; compare output, kept set, logsumexp and ledger with the reference."""
     g, m = layer.geometry, layer.method
     scale = g.head_dim**-0.5
     poison_scratch(layer)
     before = layer.ledger.counters.clone()
-    out, lse, kept = ffd_decode(layer, q, scale, return_logsumexp=True, return_kept=True)
+    out, lse, kept = ffd_decode(layer, q, scale, token=token, return_logsumexp=True, return_kept=True)
     assert torch.isfinite(out).all(), "NaN or infinity in the output"
 
     expected, distance = kept_units(layer, q, scale)
