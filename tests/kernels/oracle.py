@@ -180,7 +180,7 @@ def kept_units(layer: FFDLayer, q: Tensor, scale: float) -> tuple[Tensor, Tensor
 
 
 def check_step(layer: FFDLayer, q: Tensor, token: tuple[Tensor, Tensor] | None = None) -> dict[str, float]:
-    """Run the fused step, with ``token`` to store; compare output, kept set, logsumexp and ledger with the reference."""
+    """Run the fused step, storing ``token``; compare output, kept set, logsumexp and ledger with the reference."""
     g, m = layer.geometry, layer.method
     scale = g.head_dim**-0.5
     poison_scratch(layer)
