@@ -16,7 +16,7 @@ from experiments.bench_config import bench_options
 from experiments.errors import UsageError
 from experiments.kernel import record, timing
 from experiments.kernel.baselines import copies
-from experiments.kernel.gate import Expected, GateError, check, expected
+from experiments.kernel.gate import Expected, GateError, check, expected, run
 from experiments.kernel.grid import BLOCK, PARTS, Mode, Shape, entries, point, standard
 from experiments.kernel.layers import fill, filled_layer
 from experiments.kernel.rows import Refusal, Row
@@ -128,7 +128,7 @@ def test_the_standard_grid_covers_what_the_record_promises():
 def test_planted_keys_make_ffd_keep_the_target(kept, length):
     shape = replace(TINY, T=length, B=2)
     layer, step = reference_layer("ffd", shape, Planting(shape, "cpu").step(kept))
-    layer.decode(step.q, step.scale)
+    run(layer, step)
     counts = layer.ledger.counts()
     assert float((counts.union / counts.context).mean()) == pytest.approx(kept, abs=BLOCK / length / 4 + 1e-9)
 
@@ -136,7 +136,7 @@ def test_planted_keys_make_ffd_keep_the_target(kept, length):
 def test_planted_blocks_differ_by_at_most_one_between_kv_heads():
     shape = replace(TINY, T=8192, B=2)
     layer, step = reference_layer("ffd", shape, Planting(shape, "cpu").step(0.13))
-    layer.decode(step.q, step.scale)
+    run(layer, step)
     union = layer.ledger.counts().union
     assert union.max() - union.min() <= BLOCK
 
@@ -151,10 +151,12 @@ def reference_layer(name: str, shape: Shape, step: Step):
         return filled_layer(method, shape, step), step
 
 
-def test_a_layer_is_filled_to_the_last_token():
+def test_the_step_stores_the_last_token():
     step = Planting(TINY, "cpu").step(1.0)
     layer, _ = reference_layer("dense", TINY, step)
     assert layer.lengths.tolist() == [TINY.T]
+    assert not torch.equal(layer.keys[:, :, : TINY.T], step.keys)
+    run(layer, step)
     assert torch.equal(layer.keys[:, :, : TINY.T], step.keys)
 
 
@@ -172,20 +174,23 @@ class TestGate:
 
     def test_a_wrong_output_is_refused(self):
         layer, step = self.prepared()
+        run(layer, step)
         right = expected(layer, step)
         with pytest.raises(GateError, match="output differs from the reference by"):
             check(layer, step, lambda: Expected(right.out * 1.1, right.counts))
 
     def test_uninitialised_output_is_refused(self, monkeypatch):
         layer, step = self.prepared()
+        run(layer, step)
         right = expected(layer, step)
-        monkeypatch.setattr(layer, "decode", lambda q, scale: torch.empty_like(q))
+        monkeypatch.setattr(layer, "step", lambda k, v, q, scale: torch.empty_like(q))
         with pytest.raises(GateError, match="nan"):
             check(layer, step, lambda: right)
 
     @pytest.mark.parametrize("column", ["union", "selected", "context", "steps"])
     def test_a_wrong_ledger_is_refused(self, column):
         layer, step = self.prepared()
+        run(layer, step)
         right = expected(layer, step)
         counts = replace(right.counts, **{column: getattr(right.counts, column) * 1.02})
         with pytest.raises(GateError, match=f"ledger column {column} differs from its recount"):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 
@@ -36,10 +36,10 @@ class Library:
 
         return step
 
-    def outputs(self, steps: Sequence[Step]) -> Iterator[Tensor]:
+    def outputs(self, steps: Sequence[Step]) -> list[Tensor]:
         """Results of each step."""
         with self.context():
-            yield from map(self.attend, steps)
+            return [self.attend(inputs) for inputs in steps]
 
 
 def libraries(batch_size: int) -> Mapping[str, Library | str]:

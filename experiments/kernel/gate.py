@@ -14,8 +14,10 @@ from experiments.kernel.source import Step
 from ffd.ledger import Counts
 from ffd.methods import MethodLayer
 
-MOST_OUTPUT_ERROR = 0.02
-"""``||out - reference|| / ||reference||`` in 16 bits; FFD and dense stay below 0.003."""
+MOST_OUTPUT_ERROR = 0.03
+"""``||out - reference|| / ||reference||`` in 16 bits, where a budget may take another of two equal tokens; every row
+says how far it is off, and FFD and dense stay below 0.005.
+"""
 MOST_LEDGER_ERROR = 0.01
 """Share of a counted total: a score that rounds to the other side of a threshold in 16 bits is no error."""
 
@@ -61,11 +63,16 @@ def poisoned() -> Iterator[None]:
         torch.use_deterministic_algorithms(before[0], warn_only=before[1])
 
 
+def run(layer: MethodLayer, step: Step) -> Tensor:
+    """The whole step: store the current token, attend."""
+    return layer.step(step.keys[:, :, -1:], step.values[:, :, -1:], step.q, step.scale)
+
+
 def fused(layer: MethodLayer, step: Step) -> tuple[Tensor, Counts]:
-    """Output and counts of one fused step, whose token may still have to be stored."""
+    """Output and counts of one fused step, the one that will be timed."""
     layer.ledger.reset()
     with poisoned():
-        out = layer.decode(step.q, step.scale)
+        out = run(layer, step)
     counts = layer.ledger.counts()
     layer.ledger.reset()
     return out, counts
@@ -94,11 +101,11 @@ def check(layer: MethodLayer, step: Step, reference: Callable[[], Expected]) -> 
     Parameters
     ----------
     layer
-        Filled; its current token appended.
+        Filled up to the current token, which its length counts already.
     step
         The layer's inputs.
     reference
-        Called after the fused step, which may have been what stored the token.
+        Called after the fused step, which stores the token.
 
     Raises
     ------
