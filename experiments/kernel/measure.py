@@ -87,6 +87,8 @@ class PointRun:
             yield Refusal(refusal_label(entry, self.shape), str(error), wrong=False)
         except torch.cuda.OutOfMemoryError:
             yield Refusal(refusal_label(entry, self.shape), "does not fit the GPU's memory", wrong=False)
+        except Exception as error:  # one method's failure must not cost the others their rows
+            yield Refusal(refusal_label(entry, self.shape), f"{type(error).__name__}: {first_line(error)}", wrong=True)
         finally:
             gc.collect()
             if torch.cuda.is_available():
@@ -149,7 +151,7 @@ class PointRun:
             except GateError as error:
                 items.append(Refusal(why, str(error), wrong=True))
             except RuntimeError as error:  # the backend does not take this shape
-                items.append(Refusal(why, str(error).splitlines()[0], wrong=False))
+                items.append(Refusal(why, first_line(error), wrong=False))
         self.done = {**self.done, **{item.label: item for item in items}}
         yield from items
 
@@ -182,6 +184,11 @@ class PointRun:
             floor_us=floor, efficiency=floor / time_us, sdpa_flash_us=None, best_dense_us=None,
             rel_error=passed.rel_error, ledger_error=passed.ledger_error, sparse_steps=passed.sparse_steps,
         )  # fmt: skip
+
+
+def first_line(error: Exception) -> str:
+    """What an error says, without the rest of a long message."""
+    return (str(error).splitlines() or [""])[0]
 
 
 def storage(knobs: Mapping[str, Any]) -> str:

@@ -69,6 +69,14 @@ def test_a_knob_that_does_not_fit_the_shape_is_a_refusal(dense):
     assert not item.wrong
 
 
+def test_a_method_that_fails_is_a_refusal_and_the_next_is_timed(dense, monkeypatch):
+    monkeypatch.setattr(method_class("topk"), "find_threshold", lambda *_: 1 / 0)
+    one = point(SHAPE, {"topk": {}, "streaming": {}}, (0.9,), (MODE,))
+    failed, row = PointRun(one, 1.0, "cpu", done=dense).rows()
+    assert failed == Refusal(f"topk kept=0.9 {SHAPE.label}", "ZeroDivisionError: division by zero", wrong=True)
+    assert row.method == "streaming"
+
+
 def test_a_run_keeps_each_row_and_resumes_where_it_was_torn(tmp_path, monkeypatch, capsys):
     command = [
         "runner=kernel", "method=ffd", "bench.T=300", "bench.kept=[0.9,1.0]", "bench.G=2", "bench.Hkv=2",
