@@ -132,7 +132,7 @@ def _throughput_lines(record: Mapping[str, Any]) -> Iterator[str]:
     yield f"| batch, tokens | {_joined(columns)} |"
     yield "|---|" + "---:|" * len(columns)
     for (batch, tokens), rows in _points(record["rows"]).items():
-        dense = {row["protocol"]: row for row in rows if row["method"] == "dense"}
+        dense = {row["protocol"]: row for row in rows if row["method"] == "dense" and _as_shipped(row)}
         cells = [f"{dense[p]['tokens_per_second']:.0f}" if p in dense else "-" for p in _PROTOCOLS]
         fair = dense.get("fair")
         yield f"| {batch}, {tokens // 1024}K | {_joined(cells)} | {_sparse(rows, fair)} |"
@@ -146,8 +146,13 @@ def _points(rows: Iterable[Mapping[str, Any]]) -> dict[tuple[int, int], list[Map
     return dict(sorted(found.items()))
 
 
+def _as_shipped(row: Mapping[str, Any]) -> bool:
+    """Whether the engine was free to fuse what it can; transformers' rows have nothing to say about it."""
+    return row["protocol"] != "fair" or row.get("fuse", "auto") == "auto"
+
+
 def _sparse(rows: Sequence[Mapping[str, Any]], fair: Mapping[str, Any] | None) -> str:
-    own = [row for row in rows if row["method"] == "ffd" and row["protocol"] == "fair"]
+    own = [row for row in rows if row["method"] == "ffd" and row["protocol"] == "fair" and _as_shipped(row)]
     if not own:
         return "-"
     row = min(own, key=lambda r: abs((r["kept_target"] or 0) - 0.18))

@@ -31,6 +31,8 @@ from ffd.methods import KnobError, method_class
 
 _BANDWIDTH = "read bandwidth"
 """Kept as a row too: rows of a resumed run have one roof."""
+_BENCH = ("B", "T", "kept", "G", "Hkv", "d", "dtype", "l2", "timing", "stages", "source")
+"""Keys of ``bench`` that decide the rows; traces do by their content."""
 
 
 def run_kernel(config: RunConfig) -> int:
@@ -53,7 +55,7 @@ def identity(config: RunConfig, paths: Sequence[Path]) -> dict[str, Any]:
 
     modules = [f"{package.__name__}.{m.name}" for m in pkgutil.iter_modules(package.__path__) if m.name != "runner"]
     names = {config.method["name"], "dense"}
-    bench = {key: value for key, value in vars(config.bench).items() if key != "traces"}
+    bench = {key: getattr(config.bench, key) for key in _BENCH}
     return {
         "runner": "kernel",
         "method": dict(config.method),

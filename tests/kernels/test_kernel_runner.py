@@ -6,11 +6,14 @@ import json
 from itertools import count
 
 import pytest
+import torch
 
+from eval.fidelity.traces import Trace
 from experiments.kernel import timing
 from experiments.kernel.grid import Mode, Shape, point
 from experiments.kernel.measure import PointRun
 from experiments.kernel.rows import Refusal, Row
+from experiments.kernel.source import captured
 from ffd.methods import method_class, method_names
 from tests.run_in_process import invoke, only_run
 
@@ -55,6 +58,23 @@ def test_every_method_has_gated_rows(name, dense):
     assert [row.step for row in items[1:]] == (
         [["append", "threshold", "scan"], ["tail", "attend"], ["reduce"]] if name == "ffd" else []
     )
+
+
+def test_captured_layers_are_timed_in_turn_and_kept_is_what_the_method_keeps(tmp_path):
+    keys = {layer: torch.randn(1, 2, 300, 32, dtype=torch.float16) for layer in (0, 1)}
+    trace = Trace(
+        scale=0.2, keys=keys, values={}, queries={x: torch.randn(1, 1, 4, 32, dtype=torch.float16) for x in keys},
+        lengths=torch.tensor([[300]], dtype=torch.int32), active=torch.ones(1, 1, dtype=torch.bool),
+        prompt_lengths=torch.tensor([299], dtype=torch.int32),
+    )  # fmt: skip
+    trace.save(tmp_path / "vt-0.safetensors")
+    ((shape, steps),) = captured(tmp_path / "vt-0.safetensors", "cpu")
+    one = point(shape, {"topk": {"token_budget": 30}}, (None,), (MODE,))
+    dense, *_, row = PointRun(one, 1.0, "cpu", captured=steps).rows()
+    assert (dense.method, dense.source, row.method, row.source) == ("dense", "captured", "topk", "captured")
+    assert (row.trace, row.kept_target) == ("vt-0 row 0", None)
+    assert 0.1 <= row.kept <= 0.2 < dense.kept == 1.0
+    assert row.best_dense_us == dense.time_us
 
 
 def test_without_a_gpu_library_baselines_are_refused_with_the_reason(dense):
