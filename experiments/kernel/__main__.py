@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -64,23 +64,28 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "versions": {"torch": torch.__version__, "triton": triton.__version__},
         "revision": options.revision,
     }
-    earlier = stored(options.out, machine)
-    bandwidth = earlier.get("read_bandwidth_bytes_per_us") or read_bandwidth()
+    plan = ((one, None) for one in quick()) if options.quick else points(options.parts, options.traces)
+    return measure(plan, options.out, machine, "cuda")
+
+
+def measure(plan: Iterable[tuple[Point, list[Step] | None]], out: Path, machine: dict[str, Any], device: str) -> int:
+    """Add what is missing to the record, writing it after every row; returns the exit code."""
+    earlier = stored(out, machine)
+    bandwidth = earlier.get("read_bandwidth_bytes_per_us") or read_bandwidth(device)
     rows = [Row.from_dict(row) for row in earlier["rows"]]
     refused = [Refusal(r["refused"], r["reason"], r["wrong"]) for r in earlier["refused"] if not r["wrong"]]
     done: dict[str, Item] = {row.label: row for row in rows} | {item.label: item for item in refused}
-    options.out.parent.mkdir(parents=True, exist_ok=True)
+    out.parent.mkdir(parents=True, exist_ok=True)
     started = time.perf_counter()
-    plan = ((one, None) for one in quick()) if options.quick else points(options.parts, options.traces)
     for one, steps in plan:
-        for item in PointRun(one, bandwidth, "cuda", captured=steps, done=done).rows():
+        for item in PointRun(one, bandwidth, device, captured=steps, done=done).rows():
             done[item.label] = item
             rows += [item] if isinstance(item, Row) else []
             refused += [item] if isinstance(item, Refusal) else []
-            write(options.out, record(rows, refused, bandwidth, machine))
+            write(out, record(rows, refused, bandwidth, machine))
             print(f"[{time.perf_counter() - started:.0f} s] {line(item)}", flush=True)
     made = record(rows, refused, bandwidth, machine)
-    write(options.out, made)
+    write(out, made)
     print("us per 1000 tokens:", made["slopes_us_per_1000_tokens"])
     why = problem(rows, refused)
     print("gate:", why or f"passed, largest error {made['gate']['max_rel_error']:.2g}")

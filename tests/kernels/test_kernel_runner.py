@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from eval.fidelity.traces import Trace
+from experiments.kernel import __main__ as bare
 from experiments.kernel import timing
 from experiments.kernel.grid import Mode, Shape, point
 from experiments.kernel.measure import PointRun
@@ -95,6 +96,26 @@ def test_a_method_that_fails_is_a_refusal_and_the_next_is_timed(dense, monkeypat
     failed, row = PointRun(one, 1.0, "cpu", done=dense).rows()
     assert failed == Refusal(f"topk kept=0.9 {SHAPE.label}", "ZeroDivisionError: division by zero", wrong=True)
     assert row.method == "streaming"
+
+
+def test_the_bare_entry_writes_every_row_and_continues_its_record(tmp_path, monkeypatch, capsys):
+    out, machine = tmp_path / "kernel.json", {"gpu": "cpu", "versions": {}, "revision": "abc"}
+    first, second = (point(SHAPE, methods, (0.9,), (MODE,)) for methods in ({}, {"streaming": {}, "topdelta": {}}))
+    written = []
+    write = bare.write
+    monkeypatch.setattr(bare, "write", lambda path, made: (written.append(len(made["rows"])), write(path, made)))
+    assert bare.measure([(first, None)], out, machine, "cpu") == 0
+    before = json.loads(out.read_text())
+    assert bare.measure([(first, None), (second, None)], out, machine, "cpu") == 0
+    after = json.loads(out.read_text())
+    assert after["rows"][:1] == before["rows"]
+    assert [row["method"] for row in after["rows"]] == ["dense", "streaming", "topdelta"]
+    assert after["read_bandwidth_bytes_per_us"] == before["read_bandwidth_bytes_per_us"]
+    assert written == [1, 1, 1, 1, 1, 2, 3, 3], "three libraries are refused beside the first row"
+    assert len(after["refused"]) == 3
+    assert after["gate"]["wrong"] == []
+    assert "gate: passed" in capsys.readouterr().out
+    assert bare.stored(out, {**machine, "revision": "def"}) == {"rows": [], "refused": []}
 
 
 def test_a_run_keeps_each_row_and_resumes_where_it_was_torn(tmp_path, monkeypatch, capsys):
