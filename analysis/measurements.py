@@ -36,6 +36,11 @@ def step_timings(outputs: Outputs) -> list[Timing]:
     return _timings(outputs, "tokens_per_second")
 
 
+def break_even(outputs: Outputs) -> list[Timing]:
+    """Where a method becomes faster than dense under the same engine (``says``), as the throughput runner found it."""
+    return _timings(outputs, "says", "break_even")
+
+
 def timing_labels(timings: Sequence[Timing]) -> list[str]:
     """Protocol, method, and the kept share of methods that were timed at several."""
     targets: dict[str, set[Any]] = {}
@@ -51,20 +56,25 @@ def timing_labels(timings: Sequence[Timing]) -> list[str]:
     return labels
 
 
-def _timings(outputs: Outputs, field: str) -> list[Timing]:
+def _timings(outputs: Outputs, field: str, block: str = "rows") -> list[Timing]:
     found = []
     for run in outputs.runs.values():
         device = str((run.summary.get("environment") or {}).get("device", "-"))
-        found += [Timing(run.run_id, device, run.model, row) for row in run.rows if field in row]
-    return found or _records(outputs.root / "measurements", field) or _records(COMMITTED, field)
+        rows = run.rows if block == "rows" else run.summary.get(block) or ()
+        found += [Timing(run.run_id, device, run.model, row) for row in rows if field in row]
+    if any(timing.device != "cpu" for timing in found):
+        return found
+    # A CPU's times do not stand in for a GPU's record.
+    recorded = _records(outputs.root / "measurements", field, block) or _records(COMMITTED, field, block)
+    return [*recorded, *found]
 
 
-def _records(folder: Path, field: str) -> list[Timing]:
+def _records(folder: Path, field: str, block: str) -> list[Timing]:
     found = []
     for path in sorted(folder.glob("*.json")):
         try:
             record = json.loads(path.read_text())
-            rows = record["rows"]
+            rows = record[block]
         except (OSError, ValueError, KeyError, TypeError):
             continue  # records of other kinds lie here too
         if isinstance(rows, list):

@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from experiments.checks import boolean, choice, integer, refusal, text
+from experiments.throughput.cases import FUSE, PROTOCOLS
+from experiments.throughput.models import GEOMETRIES
 
 DTYPES = ("bfloat16", "float16")
 L2_STATES = ("cold", "hot")
@@ -45,6 +47,14 @@ class BenchOptions:
     """planted: random keys with hot blocks that set the kept fraction; captured: queries and keys of a real model."""
     traces: Path | None
     """Trace file, or folder of them, that source=captured replays."""
+    geometry: str | None
+    """Random weights of this geometry in place of the configured model (runner=throughput)."""
+    protocols: tuple[str, ...]
+    """Who decodes (runner=throughput); `experiments.throughput.cases` says what each is."""
+    fuse: tuple[str, ...]
+    """The engine's ``fuse`` (runner=throughput): auto, true or false."""
+    prefill_tokens: int
+    """Longest prompt whose prefill is timed, at batch size 1; 0 for none (runner=throughput)."""
 
 
 def bench_options(composed: Mapping[str, Any]) -> BenchOptions:
@@ -68,6 +78,12 @@ def bench_options(composed: Mapping[str, Any]) -> BenchOptions:
         stages=boolean("bench.stages", composed["stages"]),
         source=source,
         traces=None if traces is None else Path(traces),
+        geometry=None
+        if composed["geometry"] is None
+        else choice("bench.geometry", composed["geometry"], tuple(GEOMETRIES)),
+        protocols=choices("bench.protocols", composed["protocols"], PROTOCOLS),
+        fuse=choices("bench.fuse", words(composed["fuse"]), FUSE),
+        prefill_tokens=integer("bench.prefill_tokens", composed["prefill_tokens"], minimum=0, maximum=MOST_TOKENS),
     )
 
 
@@ -102,3 +118,10 @@ def fractions(key: str, value: Any) -> tuple[float, ...] | None:
 def choices(key: str, value: Any, accepted: tuple[str, ...]) -> tuple[str, ...]:
     """Names out of a few."""
     return tuple(choice(key, entry, accepted) for entry in listed(key, value, f"one or more of {', '.join(accepted)}"))
+
+
+def words(value: Any) -> Any:
+    """Booleans, alone or in a list, as the command line writes them: a key may be true, false or a name."""
+    if isinstance(value, list | tuple):
+        return [words(entry) for entry in value]
+    return str(value).lower() if isinstance(value, bool) else value

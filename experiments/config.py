@@ -20,7 +20,7 @@ from experiments.options import (
     match_options,
 )
 
-RUNNERS = ("accuracy", "prompts", "fidelity", "calibrate", "kernel")
+RUNNERS = ("accuracy", "prompts", "fidelity", "calibrate", "kernel", "throughput")
 TRACKERS = ("wandb", "none")
 EXECUTORS = ("auto", "fused", "reference")
 _KEYS = (
