@@ -39,6 +39,10 @@ def execute(composed: Mapping[str, Any], *, multirun: bool) -> int:
         from experiments.calibrate import run_calibrate
 
         return run_calibrate(config)
+    if config.runner == "throughput":
+        from experiments.throughput.run import run_throughput
+
+        return run_throughput(config)
     if config.match.target is not None:
         from experiments.match import matched
 
