@@ -47,17 +47,21 @@ def _components(steps: Sequence[Timing]) -> Table:
         rows.append((f"{method}: fused", (_component(steps, method, None),)))
     gains = [p for p in of_artifact("component_ablation", "selection_ablation") if p.metric == "speedup"]
     notes = quotations(gains)
-    title = "Components: tokens per second, batch size 1"
+    title = "Components: tokens per second, batch size 1" + (f", {steps[0].row['T']} tokens" if steps else "")
     heading = tuple(dict.fromkeys(f"ours: {_conditions(t)}" for t in steps)) or ("not run",)
     return Table("component_speed", title, ("tok/s",), tuple(rows), heading, notes)
 
 
 def _most_methods(steps: Sequence[Timing]) -> Sequence[Timing]:
-    """Steps on the one device and model on which most methods were timed: a column compares nothing else."""
-    subjects: dict[tuple[str, str], list[Timing]] = {}
+    """Steps on the one device, model and length at which most methods were timed: a column compares nothing else."""
+    alike: dict[tuple[str, str, int], list[Timing]] = {}
     for timing in steps:
-        subjects.setdefault((timing.device, timing.model), []).append(timing)
-    return max(subjects.values(), key=lambda own: len({t.row["method"] for t in own}), default=())
+        alike.setdefault((timing.device, timing.model, timing.row["T"]), []).append(timing)
+
+    def preference(own: list[Timing]) -> tuple[int, int]:
+        return len({timing.row["method"] for timing in own}), -abs(own[0].row["T"] - 16384)
+
+    return max(alike.values(), key=preference, default=())
 
 
 def _component(steps: Sequence[Timing], method: str | None, quoted: Published | None) -> Cell:
@@ -69,5 +73,4 @@ def _component(steps: Sequence[Timing], method: str | None, quoted: Published | 
         return Cell(
             marks=("missing",), reason=f"{method}: not timed (python run.py experiment=component_speed)", **beside
         )
-    first = min(own, key=lambda t: abs(t.row["T"] - 16384))
-    return Cell(float(first.row["tokens_per_second"]), 1, run_ids=(first.origin,), **beside)
+    return Cell(float(own[0].row["tokens_per_second"]), 1, run_ids=(own[0].origin,), **beside)

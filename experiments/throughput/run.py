@@ -75,9 +75,8 @@ def grid(config: RunConfig, gpu: bool) -> Grid:
     """What ``bench.*`` asks for on this machine."""
     bench = config.bench
     default = bench.B is None and bench.T is None
-    if default:
-        points = DEFAULT_POINTS if gpu else CPU_POINTS
-    else:
+    points: tuple[tuple[int, int], ...] = DEFAULT_POINTS if gpu else CPU_POINTS
+    if not default:
         points = tuple((b, t) for b in bench.B or (1,) for t in bench.T or sorted({t for _, t in DEFAULT_POINTS}))
     return Grid(
         points=points,
