@@ -49,9 +49,9 @@ def wilson_interval(successes: int, n: int, confidence: float = 0.95) -> tuple[f
     """
     if n == 0:
         return None
-    from scipy.stats import norm
+    from scipy.special import ndtri  # a fraction of scipy.stats' time to import
 
-    z = float(norm.ppf(0.5 + confidence / 2))
+    z = float(ndtri(0.5 + confidence / 2))
     p = successes / n
     centre = p + z * z / (2 * n)
     spread = z * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n))
@@ -67,11 +67,11 @@ def mean_interval(values: Sequence[float], confidence: float = 0.95) -> tuple[fl
     n = len(values)
     if n < 2:
         return None
-    from scipy.stats import t
+    from scipy.special import stdtrit
 
     mean = math.fsum(values) / n
     deviation = math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (n - 1))
-    half = float(t.ppf(0.5 + confidence / 2, n - 1)) * deviation / math.sqrt(n)
+    half = float(stdtrit(n - 1, 0.5 + confidence / 2)) * deviation / math.sqrt(n)
     return mean - half, mean + half
 
 

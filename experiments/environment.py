@@ -6,6 +6,7 @@ import importlib.metadata
 import platform
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +31,9 @@ def device_class() -> str:
     return torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
 
 
+@cache
 def git_revision() -> dict[str, Any]:
-    """Commit of the checkout and whether tracked files differ from it; None outside a checkout."""
+    """Commit of the checkout and whether tracked files differ from it, when first asked; None outside a checkout."""
     root = Path(__file__).resolve().parent.parent
 
     def git(*arguments: str) -> str | None:

@@ -1,11 +1,13 @@
-"""Files that readers see whole or not at all, and JSON without numbers that JSON does not have."""
+"""Files that readers see whole or not at all, locks, and JSON without numbers that JSON does not have."""
 
 from __future__ import annotations
 
+import fcntl
 import json
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +25,14 @@ def write_atomically(path: Path, data: bytes) -> None:
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def held(path: Path) -> Iterator[None]:
+    """Hold a lock file, waiting for whoever holds it; the system releases it when the process ends."""
+    with path.open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 def json_ready(value: Any) -> Any:

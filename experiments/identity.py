@@ -25,15 +25,18 @@ def run_id(parts: dict[str, Any]) -> str:
     return f"{parts['method']['name'].rpartition(':')[2]}-{parts['task']['name']}-{digest(parts)[:16]}"
 
 
-def code_fingerprint(roots: Iterable[str], packages: tuple[str, ...] = ("ffd", "eval")) -> str:
-    """Hash of modules and of what they import from ``packages``, lazily imported modules included.
+PACKAGES = ("ffd", "eval")
+"""Top-level packages whose modules count; others are covered by their versions."""
+_ROOT = Path(__file__).resolve().parent.parent
+
+
+def code_fingerprint(roots: Iterable[str]) -> str:
+    """Hash of modules and of what they import from `PACKAGES`, lazily imported modules included.
 
     Parameters
     ----------
     roots
         Dotted module names to start from.
-    packages
-        Top-level packages whose modules count; others are covered by their versions.
     """
     trees: dict[str, str] = {}
     pending = list(roots)
@@ -45,16 +48,18 @@ def code_fingerprint(roots: Iterable[str], packages: tuple[str, ...] = ("ffd", "
         if path is None:
             continue
         tree = ast.parse(path.read_text())
-        pending.extend(m for m in _imports(tree, name) if m.split(".")[0] in packages)
+        pending.extend(m for m in _imports(tree, name) if m.split(".")[0] in PACKAGES)
         trees[name] = ast.dump(_without_docstrings(tree))
     return digest(trees)
 
 
 def _source(module: str) -> Path | None:
-    try:
-        spec = importlib.util.find_spec(module)
-    except (ModuleNotFoundError, AttributeError):  # "module.attribute" from an import statement
-        return None
+    package, _, rest = module.partition(".")
+    if package in PACKAGES:  # without importlib, which would import every parent
+        base = _ROOT / module.replace(".", "/")
+        found = (base.with_suffix(".py") if rest else base, base / "__init__.py")
+        return next((path for path in found if path.is_file()), None)  # none for "module.attribute"
+    spec = importlib.util.find_spec(module)
     return Path(spec.origin) if spec is not None and spec.origin and spec.origin.endswith(".py") else None
 
 

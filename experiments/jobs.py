@@ -77,6 +77,16 @@ def plan(sweeps: Iterable[Sequence[str]]) -> list[Job]:
     return list(jobs.values())
 
 
+def dropped_lines(jobs: Iterable[Job]) -> list[str]:
+    """What was left out of which jobs, one line per method or task."""
+    left_out: dict[str, dict[str, None]] = {}
+    for job in jobs:
+        for override in job.dropped:
+            group = "method" if _is_match(override) else _knob(override)[0]
+            left_out.setdefault(f"{group}={choice(job.overrides, group)}", {})[override] = None
+    return [f"{chosen}: runs without {', '.join(overrides)}" for chosen, overrides in left_out.items()]
+
+
 def choice(overrides: Sequence[str], group: str) -> str:
     """Name that a group has in these overrides, or by default."""
     import yaml
@@ -95,9 +105,26 @@ def _applicable(overrides: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, .
     for override in overrides:
         group, knob = _knob(override)
         known = knobs.get(group)
-        # A group without a file of its own is Hydra's to refuse.
-        (kept if known is None or knob in known else dropped).append(override)
+        if _is_match(override):
+            applies = not _reads_everything(choice(overrides, "method"))
+        else:
+            applies = known is None or knob in known  # a group without a file of its own is Hydra's to refuse
+        (kept if applies else dropped).append(override)
     return tuple(kept), tuple(dropped)
+
+
+def _is_match(override: str) -> bool:
+    return override.startswith("match.")
+
+
+def _reads_everything(method: str) -> bool:
+    from ffd.methods import KnobError, method_class
+
+    try:
+        found = method_class(method)
+    except KnobError:  # its job says so
+        return False
+    return found.search_knob is None and found.reads_everything
 
 
 def _knob(override: str) -> tuple[str, str]:
@@ -119,6 +146,8 @@ def _knobs(group: str, name: str) -> frozenset[str] | None:
 def _refuse_useless(expanded: Sequence[Sequence[str]]) -> None:
     dropped = [set(_applicable(overrides)[1]) for overrides in expanded]
     for override in sorted(set.intersection(*dropped) if dropped else ()):
+        if _is_match(override):
+            continue  # what reads everything is run as it is: the rows that a matched table is read against
         group, knob = _knob(override)
         names = ", ".join(dict.fromkeys(choice(overrides, group) for overrides in expanded))
         raise UsageError(f"{override}: no {group} of this sweep has a knob {knob} ({names})")

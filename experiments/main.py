@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from experiments.config import run_config
+from experiments.config import RunConfig, run_config
+from experiments.errors import UsageError
 
 
 def execute(composed: Mapping[str, Any], *, multirun: bool) -> int:
@@ -23,6 +24,7 @@ def execute(composed: Mapping[str, Any], *, multirun: bool) -> int:
         from experiments.kernel.runner import run_kernel
 
         return run_kernel(config)
+    _refuse_match(config)
     if config.task["name"] == "lm_eval":
         from experiments.lm_eval import run_lm_eval
 
@@ -54,3 +56,14 @@ def execute(composed: Mapping[str, Any], *, multirun: bool) -> int:
     from experiments.accuracy import run_accuracy
 
     return run_accuracy(config)
+
+
+def _refuse_match(config: RunConfig) -> None:
+    """Refuse a target where no single method runs on samples."""
+    target, runner = config.match.target, config.runner
+    if target is None:
+        return
+    if runner not in ("accuracy", "fidelity"):
+        raise UsageError(f"match.{target}={config.match.value}: expected null with runner={runner}")
+    if runner == "fidelity" and config.fidelity.trace == "replay":
+        raise UsageError(f"match.{target}={config.match.value}: expected null with trace=replay")

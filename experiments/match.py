@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, fields, replace
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from eval.fidelity.replay import replay_steps
 from eval.fidelity.traces import Trace
 from experiments.config import RunConfig
 from experiments.errors import UsageError
-from experiments.files import read_json, write_atomically
+from experiments.files import held, read_json, write_atomically
 from experiments.identity import digest
 from experiments.lifecycle import code_and_machine
 from experiments.progress import console
@@ -29,15 +29,31 @@ from ffd.report import layer_report
 
 CLOSE = 0.005
 """A cost this near the target ends the search."""
+TOLERANCE = 0.01
+"""A cost farther from the target does not meet it."""
 MOST_TRIALS = 20
 CALIBRATION_SEED_OFFSET = 1
 """Generated prompts of calibration differ from those that are measured by their seed."""
 
 
+@dataclass(frozen=True)
+class Found:
+    """Where a search ended."""
+
+    value: float
+    """Of the knob."""
+    cost: float
+    """Measured with it."""
+    lowest: float
+    """Cost at the knob's lower end."""
+    highest: float
+    """Cost at the knob's upper end."""
+
+
 def matched(config: RunConfig) -> RunConfig:
     """The configuration with the method's knob replaced so that it meets ``match``.
 
-    Methods that read everything (dense, kivi) are left as they are: the rows that a matched table is read against.
+    Methods that read everything are left as they are.
 
     Parameters
     ----------
@@ -47,27 +63,35 @@ def matched(config: RunConfig) -> RunConfig:
     Raises
     ------
     UsageError
-        If the method has no knob to search along.
+        If the method has no knob to search along, or no value of it meets the target.
     """
-    knob = method_class(config.method["name"]).search_knob
+    name = config.method["name"]
+    method = method_class(name)
+    knob = method.search_knob
     target = f"match.{config.match.target}={config.match.value}"
+    plain = replace(config, match=replace(config.match, target=None))
+    if knob is None and method.reads_everything:
+        console.print(f"{target}: method {name} reads everything and is left as it is")
+        return plain
     if knob is None:
-        if method_class(config.method["name"]).reads_everything:
-            console.print(f"{target}: method {config.method['name']} reads everything and is left as it is")
-            return replace(config, match=replace(config.match, target=None))
-        raise UsageError(f"{target}: method {config.method['name']} has no knob that changes what it reads")
-    found = _remembered(config, knob)
-    reached = found["cost"]
-    prompts = f"{found['prompts']} calibration prompts"
-    line = f"{target}: {knob.name}={found['value']:.6g} measures {reached:.4f} on {prompts}"
-    if abs(reached - config.match.value) > 2 * CLOSE:
-        line += "; the knob comes no nearer"
-    console.print(line)
-    method = {**config.method, knob.name: found["value"]}
-    return replace(config, method=method, match=replace(config.match, target=None))
+        raise UsageError(f"{target}: method {name} has no knob that changes what it reads")
+    workload = load_workload(_calibration(config))
+    path, identity = _memory(config, knob, workload)
+    if config.dry_run and not path.exists():
+        console.print(f"{target}: {knob.name} is searched for when it runs; shown with {config.method[knob.name]}")
+        return plain
+    found = _remembered(path) or _searched(config, knob, workload, path, identity)
+    prompts = f"{len(workload.items)} calibration prompts"
+    if abs(found.cost - config.match.value) > TOLERANCE:
+        raise UsageError(
+            f"{target}: method {name} cannot meet it on {prompts}; {knob.name} spans {found.lowest:.4f} to "
+            f"{found.highest:.4f} and comes nearest with {found.value:.6g}: {found.cost:.4f}"
+        )
+    console.print(f"{target}: {knob.name}={found.value:.6g} measures {found.cost:.4f} on {prompts}")
+    return replace(plain, method={**config.method, knob.name: found.value})
 
 
-def search(cost: Callable[[float], float], knob: SearchKnob, target: float, longest: int) -> tuple[float, float]:
+def search(cost: Callable[[float], float], knob: SearchKnob, target: float, longest: int) -> Found:
     """Bisect a knob whose cost never falls.
 
     Parameters
@@ -83,27 +107,21 @@ def search(cost: Callable[[float], float], knob: SearchKnob, target: float, long
 
     Returns
     -------
-    value, cost
+    Found
         The value tried whose cost is nearest.
     """
     whole = isinstance(knob.low, int)
     low, high = knob.low, longest if math.isinf(knob.high) else knob.high
-    tried: dict[float, float] = {}
-
-    def measure(value: float) -> float:
-        if value not in tried:
-            tried[value] = cost(value)
-        return tried[value]
-
-    for end in (low, high):
-        measure(end)
+    tried = {low: cost(low), high: cost(high)}
+    lowest, highest = tried[low], tried[high]
     while len(tried) < MOST_TRIALS and min(abs(c - target) for c in tried.values()) > CLOSE:
         middle = (low + high) // 2 if whole else (low + high) / 2
-        if middle in (low, high):
+        if middle in tried:
             break
-        low, high = (middle, high) if measure(middle) < target else (low, middle)
+        tried[middle] = cost(middle)
+        low, high = (middle, high) if tried[middle] < target else (low, middle)
     best = min(tried, key=lambda value: (abs(tried[value] - target), value))
-    return best, tried[best]
+    return Found(best, tried[best], lowest, highest)
 
 
 @torch.inference_mode()
@@ -128,39 +146,46 @@ def replay_cost(traces: Sequence[Trace], method: Method, target: str, num_layers
     return (ratio * sparse + (num_layers - sparse)) / num_layers
 
 
-def _remembered(config: RunConfig, knob: SearchKnob) -> dict[str, Any]:
-    """Search once per method, model, prompts and code; the result is kept beside the runs."""
-    workload = load_workload(_calibration(config))
-    method = {k: v for k, v in config.method.items() if k != knob.name}
-    parts = {
+def _memory(config: RunConfig, knob: SearchKnob, workload: Workload) -> tuple[Path, dict[str, Any]]:
+    """Where the result of a search is kept beside the runs, and everything that decides it."""
+    identity = {
+        **_trace_identity(config, workload),
+        "method": {k: v for k, v in config.method.items() if k != knob.name},
+        "target": [config.match.target, config.match.value],
+        **code_and_machine([method_class(config.method["name"]).__module__, "eval.fidelity.replay"]),
+    }
+    name = f"{config.method['name'].rpartition(':')[2]}-{digest(identity)[:16]}.json"
+    return config.root / "match" / name, identity
+
+
+def _trace_identity(config: RunConfig, workload: Workload) -> dict[str, Any]:
+    return {
         "model": workload.model.revision,
         "prompts": workload.fingerprint,
         "every": config.fidelity.every,
         "executor": workload.executor,
     }
-    identity = {
-        **parts,
-        "method": method,
-        "target": [config.match.target, config.match.value],
-        **code_and_machine([method_class(config.method["name"]).__module__, "eval.fidelity.replay"]),
-    }
-    folder = config.root / "match"
-    path = folder / f"{config.method['name'].rpartition(':')[2]}-{digest(identity)[:16]}.json"
+
+
+def _remembered(path: Path) -> Found | None:
     stored = read_json(path)
-    if stored is not None:
-        return dict(stored)
-    traces = _traces(config, workload, folder / "traces" / digest(parts)[:16])
+    return None if stored is None else Found(**{field.name: stored[field.name] for field in fields(Found)})
+
+
+def _searched(config: RunConfig, knob: SearchKnob, workload: Workload, path: Path, identity: dict[str, Any]) -> Found:
+    traces = _traces(config, workload)
+    if not traces:
+        raise UsageError(f"match.samples={config.match.samples}: no calibration prompt has an answer of two tokens")
     layers = workload.model.config.get_text_config(decoder=True).num_hidden_layers
-    assert config.match.target is not None
-    target = config.match.target
+    target = str(config.match.target)
 
     def cost(value: float) -> float:
-        return replay_cost(traces, make_method({**method, knob.name: value}), target, layers, config.executor)
+        method = make_method({**config.method, knob.name: value})
+        return replay_cost(traces, method, target, layers, config.executor)
 
-    value, reached = search(cost, knob, config.match.value, max(int(t.lengths.max()) for t in traces))
-    found = {"value": value, "cost": reached, "prompts": len(traces), "method": method, "target": identity["target"]}
-
-    write_atomically(path, json.dumps(found, indent=2).encode() + b"\n")
+    found = search(cost, knob, config.match.value, max(int(t.lengths.max()) for t in traces))
+    stored = {**vars(found), "method": identity["method"], "target": identity["target"]}
+    write_atomically(path, json.dumps(stored, indent=2).encode() + b"\n")
     return found
 
 
@@ -169,12 +194,14 @@ def _calibration(config: RunConfig) -> RunConfig:
     return replace(config, task=task, seed=config.seed + CALIBRATION_SEED_OFFSET, shard=None)
 
 
-def _traces(config: RunConfig, workload: Workload, folder: Path) -> list[Trace]:
+def _traces(config: RunConfig, workload: Workload) -> list[Trace]:
     """Traces of the calibration prompts, recorded once for all methods that are matched on them."""
+    folder = config.root / "match" / "traces" / digest(_trace_identity(config, workload))[:16]
     done = folder / "complete"
-    if not done.exists():
-        folder.mkdir(parents=True, exist_ok=True)
-        for _ in record_traces(config, workload, workload.load(), workload.items, folder):
-            pass
-        done.touch()
+    folder.mkdir(parents=True, exist_ok=True)
+    with held(folder / ".lock"):  # jobs of a sweep on several GPUs want the same traces at the same time
+        if not done.exists():
+            for _ in record_traces(config, workload, workload.load(), workload.items, folder):
+                pass
+            done.touch()
     return load_traces(sorted(folder.glob("*.safetensors")))

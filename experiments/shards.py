@@ -17,6 +17,7 @@ from typing import Any
 
 from experiments.errors import UsageError
 from experiments.fidelity_log import FidelityLog
+from experiments.files import held
 from experiments.store import Rows, RunStore, read_samples, write_samples
 
 
@@ -105,8 +106,7 @@ class ShardStore(RunStore):
         if self._publishing:
             yield
             return
-        with (self.folder / ".publish").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+        with held(self.folder / ".publish"):
             self._publishing = True
             try:
                 yield

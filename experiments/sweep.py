@@ -11,7 +11,7 @@ from typing import Any
 
 from experiments.errors import FAILED_EXIT, INTERRUPTED_EXIT, UsageError
 from experiments.job import Outcome
-from experiments.jobs import CONF, Job, plan
+from experiments.jobs import CONF, Job, dropped_lines, plan
 from experiments.launch import launch_by_hydra, launch_here
 from experiments.recipes import ALL, Recipe, load_recipe, names
 from experiments.sweep_table import print_sweep
@@ -95,7 +95,7 @@ class Sweep:
                 self._record()
             except OSError as error:
                 raise UsageError(f"out={self.root}: cannot be written ({error.strerror})") from None
-            print(f"{self.name}: {len(self.jobs)} jobs", flush=True)
+            print("\n".join([f"{self.name}: {len(self.jobs)} jobs", *dropped_lines(self.jobs)]), flush=True)
             try:
                 self._launch()
             except KeyboardInterrupt:

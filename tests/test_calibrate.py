@@ -14,7 +14,7 @@ from eval.fidelity import pair_means
 from eval.fidelity.curves import Curves, invert, margin_curves
 from eval.fidelity.replay import replay, replay_with_ledger
 from eval.fidelity.traces import Trace, TraceRecorder
-from experiments.match import replay_cost, search
+from experiments.match import Found, replay_cost, search
 from ffd import FFD, Dense, Engine
 from ffd.methods import SearchKnob, create
 from tests.fidelity_runs import SMALL_FFD, common, summary_of, the_run, tiny_folder
@@ -158,14 +158,15 @@ def test_the_search_finds_the_nearest_value() -> None:
         tried.append(value)
         return value / 1000
 
-    found, reached = search(cost, SearchKnob("token_budget", 1, math.inf), 0.3, 1000)
-    assert reached == found / 1000 == pytest.approx(0.3, abs=0.005)
+    found = search(cost, SearchKnob("token_budget", 1, math.inf), 0.3, 1000)
+    assert found.cost == found.value / 1000 == pytest.approx(0.3, abs=0.005)
+    assert (found.lowest, found.highest) == (0.001, 1.0)
     assert len(tried) <= 12
     assert all(isinstance(x, int) for x in tried)
-    found, reached = search(lambda x: 0.25 + x / 64, SearchKnob("delta", 0.0, 32.0), 0.5, 1000)
-    assert reached == pytest.approx(0.5, abs=0.005)
-    assert found == pytest.approx(16.0, abs=0.4)
-    assert search(lambda x: 0.6, SearchKnob("delta", 0.0, 32.0), 0.1, 1000) == (0.0, 0.6)
+    found = search(lambda x: 0.25 + x / 64, SearchKnob("delta", 0.0, 32.0), 0.5, 1000)
+    assert found.cost == pytest.approx(0.5, abs=0.005)
+    assert found.value == pytest.approx(16.0, abs=0.4)
+    assert search(lambda x: 0.6, SearchKnob("delta", 0.0, 32.0), 0.1, 1000) == Found(0.0, 0.6, 0.6, 0.6)
 
 
 def test_costs_count_skipped_layers_as_dense(trace: Trace) -> None:
@@ -185,12 +186,41 @@ def test_costs_count_skipped_layers_as_dense(trace: Trace) -> None:
 def test_methods_are_matched_at_a_measured_cost(tiny_folder: Any, tmp_path: Any, monkeypatch: Any, capsys: Any) -> None:
     """Two methods with different knobs end at the same share of tokens loaded, on prompts of another seed."""
     for method in (["method=topk"], ["method=ffd", *SMALL_FFD]):
-        arguments = ["match.keep_io=0.5", "match.samples=2", *method, *common(tiny_folder, tmp_path)]
+        arguments = ["match.keep_io=0.6", "match.samples=2", *method, *common(tiny_folder, tmp_path)]
         assert invoke(arguments, monkeypatch) == 0
     runs = [summary_of(f) for f in (tmp_path / "runs").iterdir()]
     assert {s["method"]["name"] for s in runs} == {"topk", "ffd"}
     for run in runs:
-        assert run["sparsity"]["keep_io"] == pytest.approx(0.5, abs=0.1)
+        assert run["sparsity"]["keep_io"] == pytest.approx(0.6, abs=0.12)
     assert "calibration prompts" in capsys.readouterr().err
-    assert invoke(["match.keep_io=0.5", "method=dense", *common(tiny_folder, tmp_path)], monkeypatch) == 0
+    assert invoke(["match.keep_io=0.6", "method=dense", *common(tiny_folder, tmp_path)], monkeypatch) == 0
     assert "method dense reads everything and is left as it is" in capsys.readouterr().err
+
+
+def test_a_target_out_of_reach_is_an_error_and_remembered(
+    tiny_folder: Any, tmp_path: Any, monkeypatch: Any, capsys: Any
+) -> None:
+    arguments = ["match.keep_io=0.01", "match.samples=1", "method=ffd", *SMALL_FFD, *common(tiny_folder, tmp_path)]
+    for _ in range(2):
+        assert invoke(arguments, monkeypatch) == 2
+        (line,) = [text for text in capsys.readouterr().err.splitlines() if text.startswith("error: ")]
+        assert line.startswith("error: match.keep_io=0.01: method ffd cannot meet it on")
+        assert "delta spans 0." in line
+        monkeypatch.setattr("experiments.match.record_traces", None)  # the second time nothing is searched
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_dry_run_searches_nothing(tiny_folder: Any, tmp_path: Any, monkeypatch: Any, capsys: Any) -> None:
+    monkeypatch.setattr("experiments.match.record_traces", None)
+    arguments = ["match.keep_io=0.5", "method=topk", "dry_run=true", *common(tiny_folder, tmp_path)]
+    assert invoke(arguments, monkeypatch) == 0
+    assert "token_budget is searched for when it runs" in capsys.readouterr().err
+
+
+def test_what_runs_no_method_on_samples_cannot_be_matched(
+    tiny_folder: Any, tmp_path: Any, monkeypatch: Any, capsys: Any
+) -> None:
+    for runner in ("prompts", "calibrate"):
+        arguments = [f"runner={runner}", "match.keep_io=0.5", *common(tiny_folder, tmp_path)]
+        assert invoke(arguments, monkeypatch) == 2
+        assert f"error: match.keep_io=0.5: expected null with runner={runner}" in capsys.readouterr().err

@@ -8,7 +8,7 @@ from hydra.core.global_hydra import GlobalHydra
 
 from experiments import recipes
 from experiments.errors import UsageError
-from experiments.jobs import CONF, plan
+from experiments.jobs import CONF, dropped_lines, plan
 from experiments.sweep import is_sweep, run_sweep
 
 
@@ -45,6 +45,22 @@ def test_a_knob_is_dropped_for_methods_without_it_and_equal_jobs_run_once():
 def test_what_was_dropped_is_recorded():
     (dense, _) = plan([["method=dense,ffd", "delta=3"]])
     assert dense.dropped == ("delta=3",)
+    assert dropped_lines([dense]) == ["method=dense: runs without delta=3"]
+
+
+def test_what_reads_everything_is_run_once_as_it_is_beside_matched_methods():
+    jobs = plan([["method=dense,topk,kivi", "match.keep_io=0.2,0.3"]])
+    assert [" ".join(job.overrides) for job in jobs] == [
+        "method=dense",
+        "method=topk match.keep_io=0.2",
+        "method=topk match.keep_io=0.3",
+        "method=kivi",
+    ]
+    assert dropped_lines(jobs) == [
+        "method=dense: runs without match.keep_io=0.2",
+        "method=kivi: runs without match.keep_io=0.2",
+    ]
+    assert lines("method=dense", "match.bytes_ratio=0.2") == ["method=dense"]
 
 
 def test_a_suite_has_its_own_knobs():

@@ -184,3 +184,13 @@ def test_a_machine_without_gpus_runs_one_job_at_a_time(monkeypatch):
     with claimed_gpu([]) as gpu:
         assert gpu is None
     assert os.environ["CUDA_VISIBLE_DEVICES"] == ""
+
+
+def test_a_job_that_cannot_be_matched_is_failed_with_its_reason_and_dense_simply_run(model_folder, tmp_path):
+    arguments = ["-m", *small_run(model_folder, samples=1), "method=dense,ffd,topk", "match.samples=1", "seed=2"]
+    process = start([*arguments, "match.keep_io=0.05", f"out={tmp_path}"])
+    printed = process.communicate(timeout=600)[0]
+    assert process.returncode == 1
+    assert "method=dense: runs without match.samples=1, match.keep_io=0.05" in printed
+    assert [job["status"] for job in record(tmp_path)] == ["complete", "failed", "complete"]
+    assert "match.keep_io=0.05: method ffd cannot meet it on" in record(tmp_path)[1]["reason"]
