@@ -13,7 +13,8 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from ffd.attachment import Attachment, attach
-    from ffd.engine import Engine, Generation
+    from ffd.engine import Engine
+    from ffd.generation import Generation
     from ffd.methods import Method
     from ffd.methods.dense import Dense
     from ffd.methods.ffd import FFD
@@ -22,7 +23,7 @@ _HOMES = {
     "attach": "ffd.attachment",
     "Attachment": "ffd.attachment",
     "Engine": "ffd.engine",
-    "Generation": "ffd.engine",
+    "Generation": "ffd.generation",
     "Method": "ffd.methods",
     "Dense": "ffd.methods.dense",
     "FFD": "ffd.methods.ffd",

@@ -10,7 +10,6 @@ from __future__ import annotations
 import inspect
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -18,37 +17,17 @@ from torch import Tensor
 
 from ffd.attention import register
 from ffd.cache import Probe, SparseCache, UnsupportedModelError
+from ffd.fusion import resolve_fusion
+from ffd.generation import Generation
 from ffd.graph import CapturedStep, why_not_capturable
+from ffd.greedy import MAX_STOP_TOKENS, GreedyState
 from ffd.methods import Method
-from ffd.report import LedgerReport, read_ledger
+from ffd.report import read_ledger
 
-MAX_STOP_TOKENS = 32
 _STEPS_PER_STOP_CHECK = 8  # the host looks at the stop flags this often; finished rows do not count in the ledger
 
 Progress = Callable[[int], None]
 """Called while decoding with the number of tokens generated so far per row."""
-
-
-@dataclass(frozen=True)
-class Generation:
-    """Outcome of one `Engine.generate` call."""
-
-    tokens: list[list[int]]
-    """Generated ids per row, the stop token included."""
-    prefill_seconds: float
-    """Prompt forward, the method's quantisation included."""
-    ttft_seconds: float
-    """Start of the call to the first token on the host."""
-    decode_seconds: float
-    """Decode steps that were not probed."""
-    timed_tokens: int
-    """Tokens that ``decode_seconds`` produced, summed over rows."""
-    probe_seconds: float
-    """Probed decode steps, the probe's own work included."""
-    decode_steps: int
-    """Decode steps that count: new tokens less one, summed over rows."""
-    ledger: LedgerReport
-    """What the decode steps read, from the device counters."""
 
 
 class Engine:
@@ -69,6 +48,10 @@ class Engine:
         ``auto``, ``fused`` or ``reference``.
     graph
         ``auto`` captures wherever it can; True raises where it cannot; False never captures.
+    fuse
+        Run the decode step's norms, projections, MLPs, rotary embedding and choice of the token through fused
+        kernels: ``auto`` on a GPU wherever modules are recognised; True raises where any is not; False never.
+        It serves every method alike. Prefill and all other use of the model keep its own modules.
     prefill_chunk
         Largest number of prompt tokens per forward; None for whole prompts.
     probe, probe_every
@@ -90,6 +73,7 @@ class Engine:
         batch_size: int = 1,
         executor: str = "auto",
         graph: bool | str = "auto",
+        fuse: bool | str = "auto",
         prefill_chunk: int | None = None,
         probe: Probe | None = None,
         probe_every: int = 16,
@@ -105,6 +89,7 @@ class Engine:
             raise UnsupportedModelError("model on several devices: load it on one device")
         self.model = model
         self.method = method
+        self.rows = batch_size
         self.prefill_chunk = prefill_chunk
         self.probe = probe
         self.probe_every = probe_every
@@ -121,16 +106,15 @@ class Engine:
             shadow=probe is not None,
         )
         self._cache_keyword = cache_keyword(model)
-        b = batch_size
-        device = self.device
-        self._token = torch.zeros(b, 1, dtype=torch.long, device=device)
-        self._position = torch.zeros(b, 1, dtype=torch.long, device=device)
-        self._new_tokens = torch.zeros(1, 1, dtype=torch.long, device=device)
-        self._generated = torch.zeros(b, capacity, dtype=torch.long, device=device)
-        self._stop = torch.full((MAX_STOP_TOKENS,), -1, dtype=torch.long, device=device)
-        self._min_new_tokens = torch.zeros(1, 1, dtype=torch.long, device=device)
+        self._fusion = resolve_fusion(fuse, model, batch_size)
+        self.fused: tuple[str, ...] = tuple(self._fusion.fused)
+        """What decode steps run through fused kernels."""
+        self.unfused: dict[str, str] = dict(self._fusion.refused)
+        """What kept the model's own modules, and why."""
+        self._state = GreedyState(batch_size, capacity, self.device, fused=bool(self.fused))
+        self._position = self._state.position
         text = model.config.get_text_config(decoder=True)
-        self.eager_reason = why_not_capturable(text, self.cache.sliding_layers, device)
+        self.eager_reason = why_not_capturable(text, self.cache.sliding_layers, self.device)
         """Why decode steps are not captured in a graph, or None where they are."""
         if graph is True and self.eager_reason is not None:
             raise UnsupportedModelError(f"graph=True: {self.eager_reason}")
@@ -175,7 +159,7 @@ class Engine:
             If a prompt is empty or prompt and new tokens exceed the capacity.
         """
         lengths = [len(p) for p in prompts]
-        rows = self._token.shape[0]
+        rows = self.rows
         if len(lengths) != rows or not all(lengths):
             raise ValueError(f"prompt lengths {lengths}: expected {rows} rows of at least one token")
         if max_new_tokens < 1:
@@ -197,7 +181,7 @@ class Engine:
         self._probe_seconds, self._probed_steps = 0.0, 0
         steps = self._decode(max_new_tokens - 1, mask, progress) if running else 0
         finished = self._now()
-        tokens = self._collect(steps + 1, set(stop_tokens))
+        tokens = self._state.collect(steps + 1, set(stop_tokens))
         return Generation(
             tokens=tokens,
             prefill_seconds=prefilled - started,
@@ -212,12 +196,7 @@ class Engine:
     def _begin(self, lengths: list[int], stop_tokens: Sequence[int], min_new_tokens: int) -> None:
         self.cache.begin(lengths)
         self.cache.probe = None
-        self._new_tokens.zero_()
-        self._position.copy_(torch.tensor(lengths, device=self.device)[:, None] - 1)
-        self._stop.fill_(-1)
-        if stop_tokens:
-            self._stop[: len(stop_tokens)] = torch.tensor(sorted(stop_tokens), device=self.device)
-        self._min_new_tokens.fill_(min_new_tokens)
+        self._state.begin(lengths, stop_tokens, min_new_tokens)
 
     def _prefill(self, prompts: Sequence[Sequence[int]], lengths: list[int]) -> tuple[Tensor, Tensor | None]:
         """Forward the prompts in chunks; returns the last logits [B, vocab] and the padding mask, if any."""
@@ -251,20 +230,12 @@ class Engine:
 
     def _choose(self, logits: Tensor) -> None:
         """Take the likeliest token of each row and advance the device state."""
-        stops = self._stop.clamp(min=0)
-        forbidden = (self._new_tokens < self._min_new_tokens) & (self._stop >= 0)[None]
-        penalty = torch.zeros_like(logits, dtype=torch.float32)
-        penalty.index_add_(1, stops, torch.where(forbidden, -torch.inf, 0.0).expand(logits.shape[0], -1))
-        token = (logits.float() + penalty).argmax(dim=-1, keepdim=True)
-        self._token.copy_(token)
-        self._generated.scatter_(1, self._new_tokens.expand_as(token), token)
-        stopped = (token == self._stop[None]).any(dim=1)
-        self.cache.rows.active.mul_((~stopped).int())
-        self._new_tokens.add_(1)
-        self._position.add_(1)
+        self._state.choose(logits, self.cache.rows.active)
 
     def _step(self, mask: Tensor | None = None) -> None:
-        self._choose(self._forward(self._token, self._position, mask))
+        with self._fusion.active():
+            logits = self._forward(self._state.token, self._state.position, mask)
+        self._choose(logits)
 
     def _decode(self, max_steps: int, padding: Tensor | None, progress: Progress | None) -> int:
         """Run up to ``max_steps`` decode steps; returns how many were run."""
@@ -300,18 +271,10 @@ class Engine:
         """Capture the decode step once, on a disposable one-token prompt."""
         if self._captured is not None or self.eager_reason is not None:
             return
-        rows = self._token.shape[0]
+        rows = self.rows
         self._begin([1] * rows, (), 0)
         self._prefill([[0]] * rows, [1] * rows)
         self._captured = CapturedStep(self._step)
-
-    def _collect(self, new_tokens: int, stops: set[int]) -> list[list[int]]:
-        rows: list[list[int]] = self._generated[:, :new_tokens].tolist()
-        for row in rows:
-            end = next((i for i, token in enumerate(row) if token in stops), None)
-            if end is not None:
-                del row[end + 1 :]
-        return rows
 
     def _now(self) -> float:
         if self.device.type == "cuda":

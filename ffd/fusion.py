@@ -1,0 +1,107 @@
+"""Fused kernels in place of a model's small modules, while the engine's own decode step runs.
+
+No model is forked. Modules are recognised by their parts, each replacement is run against the original on random
+input and refused where the two differ by more than rounding (`ffd/fused_model.py`), and the originals are back as
+soon as the step is over: prefill, stock ``generate`` and an attached model never meet a replacement. Under a
+captured graph the step's Python runs once, so that putting replacements in place and back costs nothing.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from ffd.cache import UnsupportedModelError
+
+
+@dataclass(frozen=True)
+class Replacement:
+    """A function that stands in for one of another object."""
+
+    owner: Any
+    """A module of a model, or a Python module."""
+    name: str
+    function: Callable[..., Any]
+
+
+@dataclass
+class Fusion:
+    """What was recognised in a model and passed its check, ready to be put in place."""
+
+    replacements: list[Replacement] = field(default_factory=list)
+    fused: list[str] = field(default_factory=list)
+    """Kinds of modules with a replacement, in the order of their first appearance."""
+    refused: dict[str, str] = field(default_factory=dict)
+    """Kinds of modules of which one or more kept the original, with the reason."""
+
+    @contextmanager
+    def active(self) -> Iterator[None]:
+        """Replacements in place, and everything as it was afterwards."""
+        with swapped(self.replacements):
+            yield
+
+    def accept(self, kind: str, reason: str | None, *replacements: Replacement) -> bool:
+        """Note the outcome of a check; True where the replacements are taken."""
+        if reason is not None:
+            self.refused.setdefault(kind, reason)
+            return False
+        self.replacements.extend(replacements)
+        if kind not in self.fused:
+            self.fused.append(kind)
+        return True
+
+
+@contextmanager
+def swapped(replacements: list[Replacement]) -> Iterator[None]:
+    """Put functions in place and take them back; an owner that had one of its own gets it again."""
+    before = [vars(r.owner).get(r.name, _ABSENT) for r in replacements]
+    for r in replacements:
+        vars(r.owner)[r.name] = r.function
+    try:
+        yield
+    finally:
+        for r, function in reversed(list(zip(replacements, before, strict=True))):
+            if function is _ABSENT:
+                del vars(r.owner)[r.name]
+            else:
+                vars(r.owner)[r.name] = function
+
+
+_ABSENT: Any = object()
+
+
+def resolve_fusion(requested: bool | str, model: Any, tokens: int) -> Fusion:
+    """What to fuse in a model.
+
+    Parameters
+    ----------
+    requested
+        ``auto`` fuses on a GPU whatever can be; True raises where anything cannot; False fuses nothing.
+    model
+        A causal LM of transformers on the device where it will run.
+    tokens
+        Rows of the batch: tokens of one decode step.
+
+    Raises
+    ------
+    UnsupportedModelError
+        For True where a module keeps its original, with the reason.
+    """
+    if requested not in (True, False, "auto"):
+        raise ValueError(f"fuse={requested}: expected True, False or auto")
+    if requested is False:
+        return Fusion(refused={"all": "fuse=False was asked for"})
+    runs = model.device.type == "cuda" or (requested is True and os.environ.get("TRITON_INTERPRET") == "1")
+    if runs:
+        from ffd.fused_model import fuse
+
+        fusion = fuse(model, tokens)
+    else:
+        fusion = Fusion(refused={"all": f"device {model.device.type}: kernels need a GPU"})
+    if requested is True and fusion.refused:
+        kind, reason = next(iter(fusion.refused.items()))
+        raise UnsupportedModelError(f"fuse=True: {kind}: {reason}")
+    return fusion
