@@ -119,9 +119,13 @@ class FFDLayer(MethodLayer):
         scan, refinement = self._scores(q, scale, n)
         seen = reference.visible(self.lengths, n)[:, None]
         thumbnails = reference.visible(quantised, n)[:, None]
-        near = scan + refinement if m.pseudo_max == "refined" else scan
-        floor = reference.pseudo_max(near, self.lengths, m.n_sink, m.n_local)
-        passed = reference.unit_max(scan, thumbnails, m.test_size) >= (floor - self.delta_nats)[..., None]
+        refined = m.pseudo_max == "refined"
+        floor = reference.pseudo_max(scan + refinement if refined else scan, self.lengths, m.n_sink, m.n_local)
+        threshold = (floor - self.delta_nats)[..., None]
+        passed = reference.unit_max(scan, thumbnails, m.test_size) >= threshold
+        if refined:
+            near = reference.near_tokens(self.lengths, n, m.n_sink, m.n_local)[:, None] & thumbnails
+            passed |= reference.unit_max(scan + refinement, near, m.test_size) >= threshold
         tail = seen & ~thumbnails
         selected = reference.expand_units(passed, m.test_size, n) & thumbnails | tail
         return Selection(

@@ -71,6 +71,13 @@ def masked_attention(scores: Tensor, attended: Tensor, values: Tensor) -> tuple[
     return out.flatten(1, 2), logsumexp
 
 
+def near_tokens(lengths: Tensor, num_tokens: int, n_sink: int, n_local: int) -> Tensor:
+    """Sink and local tokens of each row, bool [B, num_tokens]; the local window ends with the current token."""
+    position = torch.arange(num_tokens, device=lengths.device)
+    n = lengths[:, None]
+    return ((position < n_sink) | (position >= n - n_local)) & (position < n)
+
+
 def pseudo_max(scores: Tensor, lengths: Tensor, n_sink: int, n_local: int) -> Tensor:
     """Largest score among the sink and the local tokens (FFD paper, section 3.2).
 
@@ -81,16 +88,14 @@ def pseudo_max(scores: Tensor, lengths: Tensor, n_sink: int, n_local: int) -> Te
     lengths
         int [B]: tokens visible to each row, the current one included.
     n_sink, n_local
-        First and last tokens that take part; the local window ends with the current token.
+        First and last tokens that take part, see `near_tokens`.
 
     Returns
     -------
     Tensor
         float32 [B, Hq].
     """
-    position = torch.arange(scores.shape[-1], device=scores.device)
-    n = lengths[:, None]
-    near = ((position < n_sink) | (position >= n - n_local)) & (position < n)
+    near = near_tokens(lengths, scores.shape[-1], n_sink, n_local)
     return scores.masked_fill(~near[:, None, :], -torch.inf).amax(dim=-1)
 
 

@@ -22,7 +22,8 @@ from ffd.kernels.common import (
     store_partial,
 )
 from ffd.kernels.ffd_append import stored_residual
-from ffd.kernels.ffd_scan import ScanScratch
+from ffd.kernels.ffd_keep import collect_kept, drop_heads, load_near_pieces
+from ffd.kernels.ffd_scan import ScanScratch, near_tile, near_tiles
 from ffd.kernels.launch import (
     ATTEND_BUFFERS,
     ATTEND_PROGRAMS,
@@ -51,76 +52,6 @@ from ffd.kernels.unpack import (
 
 if TYPE_CHECKING:
     from ffd.ffd_layer import FFDLayer
-
-
-@triton.jit
-def load_unit_maxima(unit_max_ptr, start, num_units, G, FINE: tl.constexpr, GP: tl.constexpr, CHUNK: tl.constexpr):
-    """Largest of the FINE maxima of each sub-block from ``start`` on, fp32 [CHUNK, GP]; -inf beyond the last."""
-    o_g = tl.arange(0, GP)
-    unit = start + tl.arange(0, CHUNK)
-    seen = (unit < num_units)[:, None] & (o_g < G)[None, :]
-    p_max = unit_max_ptr + unit[:, None] * (FINE * G) + o_g[None, :]
-    b_max = tl.load(p_max, mask=seen, other=float("-inf"))
-    for fine in tl.static_range(1, FINE):
-        b_max = tl.maximum(b_max, tl.load(p_max + fine * G, mask=seen, other=float("-inf")))
-    return b_max
-
-
-@triton.jit
-def collect_kept(
-    unit_max_ptr, b_near, delta, num_units, list_ptr, kept_ptr, split, num_splits, G,
-    FINE: tl.constexpr, PARTS: tl.constexpr, GP: tl.constexpr, CHUNK: tl.constexpr, RETURN_KEPT: tl.constexpr,
-):  # fmt: skip
-    """Test every sub-block against the pseudo-maximum and list this split's share of the kept ones, in tiles.
-
-    b_near [pieces, GP] are the parts of the pseudo-maximum, delta [GP] the margins, log2 units. A sub-block is
-    kept if it passes for any head. Its PARTS tiles are dealt out to the splits in turn, so that their work is
-    even to a tile. Returns how many are kept in all, and who passed where: int32 [CHUNK, GP], to be summed.
-    """
-    o_g = tl.arange(0, GP)
-    num_kept = tl.zeros([], tl.int32)
-    passes = tl.zeros([CHUNK, GP], tl.int32)
-    # Loaded a turn ahead, the first before the threshold is worked out: one memory latency less.
-    b_next = load_unit_maxima(unit_max_ptr, 0, num_units, G, FINE, GP, CHUNK)
-    threshold = tl.max(b_near, 0) - delta
-    for start in range(0, num_units, CHUNK):
-        b_max = b_next
-        b_next = load_unit_maxima(unit_max_ptr, start + CHUNK, num_units, G, FINE, GP, CHUNK)
-        unit = start + tl.arange(0, CHUNK)
-        seen = (unit < num_units)[:, None] & (o_g < G)[None, :]
-        passed = ((b_max >= threshold[None, :]) & seen).to(tl.int32)
-        passes += passed
-        kept = tl.max(passed, 1)
-        rank = num_kept + tl.cumsum(kept, 0) - 1
-        for part in tl.static_range(PARTS):
-            turn = rank * PARTS + part
-            mine = (kept > 0) & (turn % num_splits == split)
-            tl.store(list_ptr + turn // num_splits, unit * PARTS + part, mask=mine)
-        num_kept += tl.sum(kept, 0)
-        if RETURN_KEPT:  # every split writes the same
-            tl.store(kept_ptr + unit[:, None] * G + o_g[None, :], passed.to(tl.uint8), mask=seen)
-    tl.debug_barrier()  # the list is read back by other threads of this program
-    return num_kept, passes
-
-
-@triton.jit
-def drop_heads(
-    scores, unit, unit_max_ptr, near_max_ptr, delta_ptr, G,
-    FINE: tl.constexpr, GM: tl.constexpr, PIECES: tl.constexpr, PP: tl.constexpr,
-):  # fmt: skip
-    """Scores [GM, TILE] of a kept sub-block, -inf for the heads that it does not pass for."""
-    o_g = tl.arange(0, GM)
-    m_g = o_g < G
-    o_n = tl.arange(0, PP)
-    p_near = near_max_ptr + o_n[:, None] * G + o_g[None, :]
-    b_near = tl.load(p_near, mask=(o_n < PIECES)[:, None] & m_g[None, :], other=float("-inf"))
-    delta = tl.load(delta_ptr + o_g, mask=m_g, other=0.0)
-    b_max = tl.load(unit_max_ptr + unit * (FINE * G) + o_g, mask=m_g, other=float("-inf"))
-    for fine in tl.static_range(1, FINE):
-        b_fine = tl.load(unit_max_ptr + (unit * FINE + fine) * G + o_g, mask=m_g, other=float("-inf"))
-        b_max = tl.maximum(b_max, b_fine)
-    passes = b_max >= tl.max(b_near, 0) - delta * LOG2_E
-    return tl.where(passes[:, None], scores, float("-inf"))
 
 
 @triton.jit
@@ -203,8 +134,8 @@ def _ffd_attend_kernel(
     HKV: tl.constexpr, G: tl.constexpr, D: tl.constexpr, GM: tl.constexpr, GP: tl.constexpr,
     DP: tl.constexpr, DQP: tl.constexpr, BLOCK: tl.constexpr, SUB: tl.constexpr, TILE: tl.constexpr,
     TAIL_TILE: tl.constexpr, BUFFERS: tl.constexpr, UNIT_CHUNK: tl.constexpr, FINE: tl.constexpr,
-    PIECES: tl.constexpr, PP: tl.constexpr,
-    SPLITS: tl.constexpr,
+    NEAR_TILE: tl.constexpr, SINK_TILES: tl.constexpr, PIECES: tl.constexpr, N_LOCAL: tl.constexpr, PP: tl.constexpr,
+    NEAR_TEST: tl.constexpr, SPLITS: tl.constexpr,
     RESIDUAL: tl.constexpr, COMPUTE: tl.constexpr, PTX: tl.constexpr, SUBNORMAL: tl.constexpr,
     PER_HEAD: tl.constexpr, RETURN_KEPT: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
@@ -236,21 +167,26 @@ def _ffd_attend_kernel(
         q2 = query_rows(p_q, 2, scale_log2 * 0.25, G, D, GM, DQP)
         q3 = query_rows(p_q, 3, scale_log2 * 0.0625, G, D, GM, DQP)
         follow_previous_launch(PDL)  # the scan; queries, lengths and margins are older than it
-        o_n = tl.arange(0, PP)
-        # [PP, GP]
-        p_near = near_max_ptr + row_head * PIECES * G + o_n[:, None] * G + o_p[None, :]
-        b_near = tl.load(p_near, mask=(o_n < PIECES)[:, None] & (o_p < G)[None, :], other=float("-inf"))
+        p_near = near_max_ptr + row_head * PIECES * G
+        b_near, near_unit = load_near_pieces(
+            p_near, length, complete * BLOCK, G, SUB, NEAR_TILE, SINK_TILES, PIECES, N_LOCAL, PP, GP
+        )
+        if PER_HEAD:
+            b_near_rows, near_unit_rows = load_near_pieces(
+                p_near, length, complete * BLOCK, G, SUB, NEAR_TILE, SINK_TILES, PIECES, N_LOCAL, PP, GM
+            )
         units = num_blocks.to(tl.int64) * (BLOCK // SUB)
         parts: tl.constexpr = SUB // TILE
         p_list = list_ptr + (row_head * SPLITS + split) * list_size
-        num_kept, passes = collect_kept(
-            unit_max_ptr + row_head * units * FINE * G, b_near, delta * LOG2_E, complete * (BLOCK // SUB),
-            p_list, kept_ptr + row_head * units * G, split, SPLITS, G, FINE, parts, GP, UNIT_CHUNK, RETURN_KEPT,
+        p_units = unit_max_ptr + row_head * units * FINE * G
+        num_kept, num_passes = collect_kept(
+            p_units, b_near, near_unit, delta * LOG2_E, complete * (BLOCK // SUB), p_list,
+            kept_ptr + row_head * units * G, split, SPLITS, G, FINE, parts, PP, GP, UNIT_CHUNK, NEAR_TEST, RETURN_KEPT,
         )  # fmt: skip
         if split == SPLITS - 1:  # the split with the fewest tiles counts
             count_selective_step(
                 ledger_ptr, active_ptr, row, row_head, length, complete * BLOCK, num_kept * SUB,
-                tl.sum(passes, 0) * SUB, length - complete * BLOCK, G, GP,
+                num_passes * SUB, length - complete * BLOCK, G, GP,
             )  # fmt: skip
         num_tiles = (num_kept * parts - split + SPLITS - 1) // SPLITS
         sums = tl.zeros([GM, TILE], tl.float32)
@@ -269,8 +205,8 @@ def _ffd_attend_kernel(
                 scores += whole_scores(b_q, residual_ptr + slot * D, scale_log2, D, DP, TILE, RESIDUAL, COMPUTE)
             if PER_HEAD:
                 scores = drop_heads(
-                    scores, token // SUB, unit_max_ptr + row_head * units * FINE * G,
-                    near_max_ptr + row_head * PIECES * G, delta_ptr + (row_head % HKV) * G, G, FINE, GM, PIECES, PP,
+                    scores, token // SUB, p_units, b_near_rows, near_unit_rows, delta_ptr + (row_head % HKV) * G, G,
+                    FINE, GM, NEAR_TEST,
                 )  # fmt: skip
             # [TILE, DP]
             p_tile = p_v + token * D + tl.arange(0, TILE)[:, None] * D + o_d[None, :]
@@ -327,7 +263,8 @@ def ffd_attend(layer: FFDLayer, q: Tensor, scale: float, scratch: ScanScratch, k
         HKV=g.num_kv_heads, G=group, D=d, GM=padded(group, 16), GP=padded(group, 1), DP=padded_d, DQP=quarter,
         BLOCK=m.block_size, SUB=m.test_size, TILE=tile, TAIL_TILE=tail_tile,
         BUFFERS=buffers, UNIT_CHUNK=unit_chunk(units, group), FINE=m.test_size // scratch.unit,
-        PIECES=pieces, PP=padded(pieces, 1), SPLITS=num_splits,
+        NEAR_TILE=near_tile(m), SINK_TILES=near_tiles(m)[0], PIECES=pieces, N_LOCAL=m.n_local, PP=padded(pieces, 1),
+        NEAR_TEST=m.pseudo_max == "refined", SPLITS=num_splits,
         RESIDUAL=RESIDUAL_KINDS[m.residual], COMPUTE=compute_dtype(g.dtype),
         PTX=gpu.ptx, SUBNORMAL=gpu.subnormals, PER_HEAD=m.select_per == "head",
         RETURN_KEPT=kept is not None,

@@ -190,13 +190,15 @@ def _ffd_scan_kernel(
                         tl.store(unit_max_ptr + o_u[:, None] * G + o_g[None, :], scores, mask=(o_g < G)[None, :])
 
 
-NEAR_TILE = 32
-"""Tokens of a near piece: what one warp takes at once, and a divisor of every block size."""
+def near_tile(method: FFD) -> int:
+    """Tokens of a near piece: what one warp takes at once, within a sub-block."""
+    return min(32, method.test_size)
 
 
 def near_tiles(method: FFD) -> tuple[int, int]:
     """Tiles that may hold sink tokens and tiles that may hold local ones (a window may straddle one more)."""
-    return triton.cdiv(method.n_sink, NEAR_TILE), triton.cdiv(method.n_local, NEAR_TILE) + 1
+    tile = near_tile(method)
+    return triton.cdiv(method.n_sink, tile), triton.cdiv(method.n_local, tile) + 1
 
 
 def scan_workers(device: torch.device) -> int:
@@ -279,7 +281,7 @@ def ffd_scan(
         layer.half_step if layer.centre is None else layer.centre, layer.lengths,
         scratch.unit_max, scratch.zero_point, scratch.near_max, scale * LOG2_E.value, g.batch_size, num_blocks,
         HKV=g.num_kv_heads, G=g.group_size, D=d, GP=padded(g.group_size, 8), DP=padded(d, 16), DQP=padded(d // 4, 16),
-        BLOCK=m.block_size, SUB=scratch.unit, TILE=tile, UNITS=max(1, tile // scratch.unit), NEAR_TILE=NEAR_TILE,
+        BLOCK=m.block_size, SUB=scratch.unit, TILE=tile, UNITS=max(1, tile // scratch.unit), NEAR_TILE=near_tile(m),
         ROWS=padded(g.batch_size, 1), N_SINK=m.n_sink, N_LOCAL=m.n_local, SINK_TILES=near_tiles(m)[0], PIECES=pieces,
         REFINE=RESIDUAL_KINDS[refine], PARTS=scratch.parts, STAGES=SCAN_STAGES, COMPUTE=compute_dtype(g.dtype),
         APPENDERS=appenders, WIDTH=width, STEP=LEVEL_STEP[m.levels], RESIDUAL=RESIDUAL_KINDS[m.residual],

@@ -7,7 +7,8 @@ Rule ("Faster Than Flash", arXiv:2609.00097, section 3), per kv head with G quer
    the step that completes it.
 2. Every query head scores all thumbnails; its pseudo-maximum is the largest score among the first
    ``n_sink`` and the last ``n_local`` tokens: refined by the residual, the tail's exact.
-3. A sub-block passes for a head if its largest score is at least ``pseudo_max - delta``; it is loaded if
+3. A sub-block passes for a head if its largest score is at least ``pseudo_max - delta``; of sink and
+   local tokens the refined score counts too, so that the pseudo-maximum's own block passes. It is loaded if
    it passes for any head of the group, and then all of them attend to it (``select_per=head``: only those
    for which it passes). The tail, and so the current token, is always kept (a head's
    thumbnails may all miss the threshold).
@@ -67,9 +68,10 @@ class FFD(Method):
     centre: bool = False
     """Subtract the prompt's mean key per (kv head, channel), which softmax does not see."""
     pseudo_max: str = "refined"
-    """Scores behind the pseudo-maximum: refined (never above the row's maximum but for rounding, which the
-    paper's fail-safe argument needs), or scan (official: an attention sink's small key is all quantisation
-    noise, the pseudo-maximum comes out many nats too high and blocks that matter are dropped)."""
+    """Scores of sink and local tokens, in the pseudo-maximum and in the test: refined (the pseudo-maximum is then
+    never above the row's maximum but for rounding, which the paper's fail-safe argument needs), or scan (official:
+    an attention sink's small key is all quantisation noise, the pseudo-maximum comes out many nats too high and
+    blocks that matter are dropped)."""
     select_per: str = "group"
     """``group`` (published): every head attends to what any head of its group keeps; ``head``: to its own."""
     n_sink: int = 128

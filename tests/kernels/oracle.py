@@ -175,8 +175,23 @@ def kept_units(layer: FFDLayer, q: Tensor, scale: float) -> tuple[Tensor, Tensor
     thumbnails = reference.visible(scanned_tokens(layer.lengths, m.block_size), n)[:, None]
     near = scan + refinement if m.pseudo_max == "refined" else scan
     floor = reference.pseudo_max(near, layer.lengths, m.n_sink, m.n_local)
-    distance = reference.unit_max(scan, thumbnails, m.test_size) - (floor - layer.delta_nats)[..., None]
+    best = reference.unit_max(scan, thumbnails, m.test_size)
+    if m.pseudo_max == "refined":
+        window = reference.near_tokens(layer.lengths, n, m.n_sink, m.n_local)[:, None]
+        best = torch.maximum(best, reference.unit_max(near, thumbnails & window, m.test_size))
+    distance = best - (floor - layer.delta_nats)[..., None]
     return distance >= 0, distance
+
+
+def near_only(layer: FFDLayer, q: Tensor) -> int:
+    """Sub-blocks and heads whose thumbnails miss the threshold that a sink or local token's refined score reaches."""
+    scale = layer.geometry.head_dim**-0.5
+    m, n = layer.method, int(layer.lengths.max())
+    scan, refinement = layer._scores(q, scale, n)
+    thumbnails = reference.visible(scanned_tokens(layer.lengths, m.block_size), n)[:, None]
+    floor = reference.pseudo_max(scan + refinement, layer.lengths, m.n_sink, m.n_local)
+    by_scan = reference.unit_max(scan, thumbnails, m.test_size) >= (floor - layer.delta_nats)[..., None]
+    return int((kept_units(layer, q, scale)[0] & ~by_scan).sum())
 
 
 def check_step(layer: FFDLayer, q: Tensor, token: tuple[Tensor, Tensor] | None = None) -> dict[str, float]:

@@ -5,7 +5,7 @@ import torch
 
 from ffd.kernels.ffd_append import ffd_append
 from ffd.kernels.ffd_decode import ffd_decode
-from tests.kernels.oracle import CASES, Case, build, check_appending_step, check_step
+from tests.kernels.oracle import CASES, Case, build, check_appending_step, check_step, near_only
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -25,6 +25,12 @@ def test_cases_keep_some_and_drop_some() -> None:
     """The comparison above would be hollow if every case kept all or nothing."""
     layer, q, _, _ = build(CASES["ragged"])
     assert 0.2 < check_step(layer, q)["kept"] < 0.9
+
+
+def test_cases_hold_sub_blocks_that_only_a_refined_near_score_keeps() -> None:
+    """Else the near test of the kernel would be compared with nothing."""
+    found = {name: near_only(*build(CASES[name])[:2]) for name in ("ragged", "sub 16", "per head sub 16", "windows")}
+    assert min(found["per head sub 16"], sum(found.values()) - found["per head sub 16"]) > 0, found
 
 
 @pytest.mark.parametrize("residual", ["int8", "e4m3", "exact", "none"])
