@@ -112,7 +112,7 @@ def twilight_decode(layer: TwilightLayer, q: Tensor, scale: float) -> Tensor:
     counts = torch.zeros(b, hkv, dtype=torch.int32, device=device)
     group = num_query_heads // hkv
     _estimate_kernel[(programs, b * hkv)](
-        q, layer.codes, layer.minimum, layer.step, layer.lengths, pages, base.value, base.tie_end,
+        q, layer.codes, layer.minimum, layer.code_step, layer.lengths, pages, base.value, base.tie_end,
         estimates, maxima, counts, scale * LOG2_E.value, capacity, pages.shape[2],
         HKV=hkv, G=group, D=d, GM=padded(group, 16), DHP=padded(d // 2, 16), TILE=tile,
         PAGE=m.page_size, ALL=layer.bounds is None, COMPUTE=compute_dtype(q.dtype), num_warps=4,

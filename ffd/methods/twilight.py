@@ -84,7 +84,7 @@ class Twilight(Method):
 
 
 class TwilightLayer(DenseLayer):
-    """Dense storage, page bounds, and 4-bit keys: ``codes`` uint8 [B, Hkv, C, d/2], ``minimum`` and ``step``
+    """Dense storage, page bounds, and 4-bit keys: ``codes`` uint8 [B, Hkv, C, d/2], ``minimum`` and ``code_step``
     float16 [B, Hkv, C, 1].
     """
 
@@ -96,7 +96,7 @@ class TwilightLayer(DenseLayer):
         device = geometry.device
         self.codes = torch.zeros(*lead, geometry.head_dim * ESTIMATE_BITS // 8, dtype=torch.uint8, device=device)
         self.minimum = torch.zeros(*lead, 1, dtype=BOUND_DTYPE, device=device)
-        self.step = torch.zeros(*lead, 1, dtype=BOUND_DTYPE, device=device)
+        self.code_step = torch.zeros(*lead, 1, dtype=BOUND_DTYPE, device=device)
 
     def prefill(self, keys: Tensor, values: Tensor) -> None:
         """Copy the prompts in, bound their pages and quantise their keys."""
@@ -107,7 +107,7 @@ class TwilightLayer(DenseLayer):
         n = keys.shape[2]
         self.codes[:, :, :n] = pack_planes(quantized.codes, ESTIMATE_BITS)
         self.minimum[:, :, :n] = quantized.minimum
-        self.step[:, :, :n] = quantized.step
+        self.code_step[:, :, :n] = quantized.step
 
     def append(self, keys: Tensor, values: Tensor) -> None:
         """Write one token per row in all three forms."""
@@ -117,12 +117,12 @@ class TwilightLayer(DenseLayer):
         if self.executor == "fused":
             from ffd.kernels.selector_append import four_bit_append
 
-            four_bit_append(keys, self.codes, self.minimum, self.step, self.lengths)
+            four_bit_append(keys, self.codes, self.minimum, self.code_step, self.lengths)
             return
         quantized = quantize_minmax(keys, ESTIMATE_BITS, dim=-1)
         write_token(self.codes, pack_planes(quantized.codes, ESTIMATE_BITS), self.lengths)
         write_token(self.minimum, quantized.minimum, self.lengths)
-        write_token(self.step, quantized.step, self.lengths)
+        write_token(self.code_step, quantized.step, self.lengths)
 
     def select(self, q: Tensor, scale: float) -> Selection:
         """Apply the rule of the module's docstring."""
@@ -130,7 +130,7 @@ class TwilightLayer(DenseLayer):
         seen = reference.visible(self.lengths, n)[:, None]
         base, scanned = self._base(q, scale, n)
         codes = unpack_planes(self.codes[:, :, :n], ESTIMATE_BITS)
-        estimated_keys = dequantize_minmax(codes, self.minimum[:, :, :n], self.step[:, :, :n])
+        estimated_keys = dequantize_minmax(codes, self.minimum[:, :, :n], self.code_step[:, :, :n])
         estimate = reference.key_scores(q, estimated_keys, scale).masked_fill(~base, -torch.inf)
         threshold = top_p_threshold(estimate, m.p)
         if m.search_start == "first_token":
