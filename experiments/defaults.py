@@ -39,14 +39,18 @@ def fill_task(
     if task["name"] != "ruler":
         return filled, ()
     longest = min(context_length, LONGEST_DEFAULT)
-    open_ended = task["length"] is None and task["tasks"] is None
-    if open_ended and not has_gpu and runner != "prompts":
+    on_cpu = task["length"] is None and not has_gpu and runner != "prompts"
+    if on_cpu and task["tasks"] is None:
         filled.update(length=DEMO_LENGTH, tasks=list(DEMO_TASKS), samples=task["samples"] or DEMO_SAMPLES)
         return filled, (
             f"no GPU: RULER is cut down to {len(DEMO_TASKS)} tasks, length {DEMO_LENGTH}, "
             f"{filled['samples']} samples a task",
             f"official protocol: python run.py task=ruler task.length={longest} task.samples=500",
         )
+    named = [task["tasks"]] if isinstance(task["tasks"], str) else task["tasks"]
+    if on_cpu and set(named) <= set(DEMO_TASKS):
+        filled["length"] = DEMO_LENGTH
+        return filled, (f"no GPU: length {DEMO_LENGTH}; on a GPU, or with task.length={longest}, the model's",)
     if task["length"] is None:
         filled["length"] = longest
     return filled, ()

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from eval.fidelity.catalogue import PROXY_GAP
-from ffd.methods import Method, method_class
+from ffd.methods import Method, create, method_class
 
 TOLERANCE = 1e-6
 """Of sums of float64 ratios."""
@@ -89,7 +89,8 @@ def laws_of_a_sweep(rows: Sequence[Mapping[str, Any]]) -> list[Law]:
 def _monotone(rows: Sequence[Mapping[str, Any]]) -> list[Law]:
     groups: dict[tuple[str, str], list[tuple[float, float, str]]] = defaultdict(list)
     for row in rows:
-        knob = method_class(row["method"]["name"]).search_knob
+        knobs = dict(row["method"])
+        knob = create(knobs.pop("name"), knobs).cost_knob
         if knob is not None and knob.name in row["method"]:
             groups[row["rule"], knob.name].append((row["method"][knob.name], row["mass_recall"], row["label"]))
     laws = []

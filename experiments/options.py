@@ -34,9 +34,9 @@ class Point:
     @property
     def rule(self) -> str:
         """Series and knobs but the one to search along: points of one rule are drawn as one line."""
-        from ffd.methods import method_class
+        from ffd.methods import create
 
-        searched = method_class(self.method["name"]).search_knob
+        searched = create(self.method["name"], {k: v for k, v in self.method.items() if k != "name"}).cost_knob
         return self._with(k for k in self.method if k != "name" and (searched is None or k != searched.name))
 
     def _with(self, knobs: Iterable[str]) -> str:

@@ -26,6 +26,11 @@ class MinMax:
     step: Tensor
     """float16, zero where a group is constant."""
 
+    @property
+    def restored(self) -> Tensor:
+        """The values as codes, minimum and step give them, float32."""
+        return dequantize_minmax(self.codes, self.minimum, self.step)
+
 
 def quantize_minmax(x: Tensor, bits: int, dim: int) -> MinMax:
     """Quantise over one dimension.

@@ -21,8 +21,8 @@ from ffd.methods.dense import DenseLayer
 from ffd.selection import GRANULARITIES, SELECT_PER, last_unit, pool_group, unit_logsumexp
 
 if TYPE_CHECKING:
-    from ffd.kernels.scores import Scores
     from ffd.kernels.thresholds import Threshold
+    from ffd.kernels.units import Scores
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,11 @@ class ExactScoreMethod(Method):
 
     @property
     def margin(self) -> float | None:
-        """Nats below the row maximum that the rule keeps, for the rules that have such a margin."""
+        """Nats below `pseudo_max` that the rule keeps, for the rules that have such a margin."""
+        return None
+
+    def pseudo_max(self, units: Tensor, scores: Tensor) -> Tensor | None:
+        """What the margin is measured from, float32 [B, Hq]; arguments as for `keep_units`."""
         return None
 
     @property
@@ -135,6 +139,7 @@ class ExactScoreLayer(DenseLayer):
             estimate=scores.masked_fill(~seen, torch.nan),
             scores=scores,
             scanned=self.lengths,
+            pseudo_max=m.pseudo_max(units, scores),
             margin=None if m.margin is None else scores.new_tensor(m.margin),
         )
 

@@ -11,8 +11,16 @@ import pytest
 
 from ffd.methods import method_names
 
+COMPONENTS = (
+    "component,bits=2,path=decoupled",
+    "component,bits=4,select=topk",
+    "component,bits=8,select=topp,path=decoupled,block_size=256",
+    "component,bits=16,select=topk,path=decoupled,sub_block=32",
+    "component,bits=16",
+)
 
-@pytest.mark.parametrize("name", method_names())
+
+@pytest.mark.parametrize("name", [*method_names(), *COMPONENTS])
 def test_the_fused_path_compiles_for_an_h100(name: str) -> None:
     root = Path(__file__).resolve().parent.parent
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}

@@ -94,6 +94,7 @@ def entries(name: str, knobs: Mapping[str, Any], shape: Shape, kept: Sequence[fl
     if cls.reads_everything:
         yield Entry(create(name, knobs), 1.0)
         return
+    knob = create(name, knobs).cost_knob
     for fraction in kept:
         if fraction is None:
             yield Entry(create(name, knobs), None)
@@ -101,9 +102,9 @@ def entries(name: str, knobs: Mapping[str, Any], shape: Shape, kept: Sequence[fl
         if fraction * shape.T < 2 * BLOCK:
             continue
         chosen = dict(knobs)
-        if cls.search_knob is not None and cls.search_knob.high == math.inf:
+        if knob is not None and knob.high == math.inf:
             tokens = shape.T + BLOCK if fraction == 1.0 else int(fraction * shape.T)  # whole pages, the last one too
-            chosen[cls.search_knob.name] = max(tokens, int(cls.search_knob.low))
+            chosen[knob.name] = max(tokens, int(knob.low))
             chosen |= {knob: None for knob in ("keep_fraction",) if knob in chosen}  # else it would overrule the budget
         yield Entry(create(name, chosen), fraction)
 

@@ -1,13 +1,11 @@
 """Exact attention over the units that a threshold keeps: the last kernel of every selecting method but FFD.
 
-One launch. Each program owns a contiguous run of units: it tests them, packs the kept ones into a list
-with one bit per query head, then gathers their keys and values in full tiles. The last program of a kv
-head combines the partials and writes the ledger.
+Each program owns every n-th chunk of units: it tests them, packs the kept ones into a list with one bit per
+query head, then gathers their keys and values in full tiles. `split_reduce` combines the programs' partials.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
@@ -15,55 +13,71 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ffd import ledger as _ledger
-from ffd.kernels.common import LOG2_E, arrives_last, count_step, online_softmax, reduce_splits, store_partial
+from ffd.kernels.common import (
+    ESTIMATED,
+    FIRST_HEAD,
+    LOG2_E,
+    count_step,
+    follow_previous_launch,
+    online_softmax,
+    store_partial,
+)
 from ffd.kernels.kept_list import list_kept
-from ffd.kernels.launch import Partials, compute_dtype, fit_tile, hardware, padded, scratch_of, split_chunk
+from ffd.kernels.launch import Partials, compute_dtype, fit_tile, hardware, padded, scratch_of
+from ffd.kernels.split_reduce import split_reduce
 from ffd.kernels.thresholds import Threshold
 
 if TYPE_CHECKING:
     from ffd.methods.dense import DenseLayer
 
-ESTIMATED = tl.constexpr(_ledger.ESTIMATED)
-FIRST_HEAD = tl.constexpr(_ledger.FIRST_HEAD)
-
-
-@triton.jit
-def count_estimated(counters_ptr, active_ptr, row, row_head, estimated, columns):
-    """Add tokens scored by a second estimate to the ledger row of a kv head."""
-    p_counter = counters_ptr + row_head * columns + ESTIMATED
-    active = tl.load(active_ptr + row)
-    tl.store(p_counter, tl.load(p_counter) + (estimated * active).to(tl.int64))
-
 
 @triton.jit
 def _attend_kernel(
-    q_ptr, k_ptr, v_ptr, tokens_ptr, units_ptr, value_ptr, tie_end_ptr, lengths_ptr, scanned_ptr, estimated_ptr,
-    list_ptr, bits_ptr, counts_ptr, max_ptr, sum_ptr, acc_ptr, arrivals_ptr, out_ptr, ledger_ptr, active_ptr,
-    scale_log2, capacity, stride_row, stride_head, list_size,
+    q_ptr, k_ptr, v_ptr, tokens_ptr, units_ptr, value_ptr, tie_end_ptr, margins_ptr, lengths_ptr, scanned_ptr,
+    estimated_ptr, list_ptr, bits_ptr, max_ptr, sum_ptr, acc_ptr, ledger_ptr, active_ptr,
+    scale_log2, margin, capacity, stride_row, stride_head, list_size, num_parts,
     HKV: tl.constexpr, G: tl.constexpr, D: tl.constexpr, GM: tl.constexpr, GP: tl.constexpr, DP: tl.constexpr,
-    UNIT: tl.constexpr, TILE: tl.constexpr, CHUNK: tl.constexpr, SPLIT_CHUNK: tl.constexpr, COLUMNS: tl.constexpr,
-    SHARED: tl.constexpr, TIES: tl.constexpr, FORCE_LAST: tl.constexpr, UNION: tl.constexpr, REUSE: tl.constexpr,
-    HAS_ESTIMATE: tl.constexpr, STAGES: tl.constexpr, COMPUTE: tl.constexpr,
+    UNIT: tl.constexpr, TILE: tl.constexpr, CHUNK: tl.constexpr, SPLITS: tl.constexpr, PARTS: tl.constexpr,
+    FORCED: tl.constexpr, SHARED: tl.constexpr, TIES: tl.constexpr, MARGINS: tl.constexpr, UNION: tl.constexpr,
+    REUSE: tl.constexpr, HAS_ESTIMATE: tl.constexpr, SCANS_UNFORCED: tl.constexpr, STAGES: tl.constexpr,
+    COMPUTE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Grid (splits, B * Hkv). k, v [B, Hkv, capacity, D]; tokens [B, Hq, capacity]; out [B, Hq, D]."""
+    """Grid (SPLITS, B * Hkv). k, v [B, Hkv, capacity, D]; tokens [B, Hq, capacity]; value [B, R, num_parts]."""
+    follow_previous_launch(PDL)
     split = tl.program_id(0)
-    num_splits = tl.num_programs(0)
     row_head = tl.program_id(1).to(tl.int64)
     row = row_head // HKV
     length = tl.load(lengths_ptr + row)
+    if split == 0:
+        if SCANS_UNFORCED:
+            scanned = (length - 1) // FORCED * FORCED
+        else:
+            scanned = tl.load(scanned_ptr + row)
+        p_counters, active = count_step(ledger_ptr, active_ptr, row, row_head, length, scanned, G)
+        if HAS_ESTIMATE:
+            estimated = tl.load(estimated_ptr + row_head)
+            tl.store(p_counters + ESTIMATED, tl.load(p_counters + ESTIMATED) + estimated * active)
+
     num_units = tl.cdiv(length, UNIT)
-    per_split = tl.cdiv(num_units, num_splits)
-    first = tl.minimum(split * per_split, num_units)
-    last = tl.minimum(first + per_split, num_units)
+    forced = num_units
+    if FORCED > 0:
+        forced = (length - 1) // FORCED * FORCED // UNIT
     rows_per_head: tl.constexpr = 1 if SHARED else G
-    p_list = list_ptr + row_head * list_size
-    p_bits = bits_ptr + row_head * list_size
-    p_counts = counts_ptr + row_head * (1 + G)
+    o_p = tl.arange(0, GP)
+    o_n = tl.arange(0, PARTS)
+    o_row = row_head * rows_per_head + o_p * (0 if SHARED else 1)
+    p_value = value_ptr + o_row[:, None] * num_parts + o_n[None, :]
+    value = tl.load(p_value, mask=(o_p < G)[:, None] & (o_n < num_parts)[None, :], other=float("-inf"))
+    value = tl.max(value, 1) - margin
+    if MARGINS:
+        value -= tl.load(margins_ptr + (row_head % HKV) * G + o_p, mask=o_p < G, other=0.0) * LOG2_E
+    p_list = list_ptr + (row_head * SPLITS + split) * list_size
+    p_bits = bits_ptr + (row_head * SPLITS + split) * list_size
     num_kept = list_kept(
         units_ptr + row * stride_row + (row_head % HKV) * rows_per_head * stride_head, stride_head,
-        value_ptr + row_head * rows_per_head, tie_end_ptr + row_head * rows_per_head, p_list, p_bits, p_counts,
-        first, last, num_units, length, G, GP, UNIT, CHUNK, SHARED, TIES, FORCE_LAST,
+        value, tie_end_ptr + row_head * rows_per_head, p_list, p_bits,
+        ledger_ptr + row_head * (FIRST_HEAD + G), tl.load(active_ptr + row).to(tl.int64),
+        split, num_units, forced, length, G, GP, UNIT, CHUNK, SPLITS, SHARED, TIES,
     )  # fmt: skip
 
     o_g = tl.arange(0, GM)
@@ -80,7 +94,7 @@ def _attend_kernel(
     for start in tl.range(0, num_kept * UNIT, TILE, num_stages=STAGES):
         slot = start + o_t
         m_slot = slot < num_kept * UNIT
-        unit = tl.load(p_list + first + slot // UNIT, mask=m_slot, other=0)
+        unit = tl.load(p_list + slot // UNIT, mask=m_slot, other=0)
         token = unit * UNIT + slot % UNIT
         m_t = m_slot & (token < length)
         if REUSE:
@@ -93,36 +107,17 @@ def _attend_kernel(
             scores = tl.dot(b_q, b_k.to(COMPUTE), input_precision="ieee") * scale_log2
         attends = m_t[None, :]
         if not UNION:
-            bits = tl.load(p_bits + first + slot // UNIT, mask=m_slot, other=0)
+            bits = tl.load(p_bits + slot // UNIT, mask=m_slot, other=0)
             attends = attends & (((bits[None, :] >> o_g[:, None]) & 1) > 0)
         scores = tl.where(attends, scores, float("-inf"))
         p_v = v_ptr + base + token[:, None].to(tl.int64) * D + o_d[None, :]
         b_v = tl.load(p_v, mask=m_t[:, None] & m_d[None, :], other=0.0)
         row_max, row_sum, acc = online_softmax(row_max, row_sum, acc, scores, b_v.to(COMPUTE))
 
-    p_max = max_ptr + row_head * num_splits * G
-    p_sum = sum_ptr + row_head * num_splits * G
-    p_acc = acc_ptr + row_head * num_splits * G * D
+    p_max = max_ptr + row_head * SPLITS * G
+    p_sum = sum_ptr + row_head * SPLITS * G
+    p_acc = acc_ptr + row_head * SPLITS * G * D
     store_partial(p_max, p_sum, p_acc, split, row_max, row_sum, acc, G, D, GM, DP)
-    if arrives_last(arrivals_ptr + row_head, num_splits):
-        p_out = out_ptr + row_head * G * D
-        reduce_splits(p_max, p_sum, p_acc, p_out, p_out, G, D, num_splits, GP, DP, SPLIT_CHUNK, False)
-        union = tl.load(p_counts, cache_modifier=".cg")
-        scanned = tl.load(scanned_ptr + row)
-        count_step(ledger_ptr, active_ptr, row, row_head, length, scanned, union, p_counts + 1, 0, G, COLUMNS)
-        if HAS_ESTIMATE:
-            estimated = tl.load(estimated_ptr + row_head)
-            count_estimated(ledger_ptr, active_ptr, row, row_head, estimated, FIRST_HEAD + G)
-        tl.debug_barrier()  # counts were read by other threads than those that rewind them
-        o_c = tl.arange(0, COLUMNS)
-        tl.store(p_counts + o_c, 0, mask=o_c < 1 + G)
-
-
-@dataclass(frozen=True)
-class _Scratch:
-    partials: Partials
-    counts: Tensor
-    """int32 [B * Hkv, 1 + G]: tokens kept by the group and by each head, zero between steps."""
 
 
 def attend_kept(
@@ -131,11 +126,11 @@ def attend_kept(
     scale: float,
     units: Tensor,
     threshold: Threshold,
-    scanned: Tensor,
+    scanned: Tensor | None,
     *,
     unit: int = 1,
     union: bool = False,
-    force_last: bool = False,
+    forced: int = 0,
     tokens: Tensor | None = None,
     estimated: Tensor | None = None,
 ) -> Tensor:
@@ -155,13 +150,14 @@ def attend_kept(
     threshold
         What each row keeps.
     scanned
-        int [B]: tokens whose selection metadata were read, for the ledger.
+        int [B]: tokens whose selection metadata were read, for the ledger; None for all before the forced ones.
     unit
         Tokens per unit, a power of two.
     union
         Every head attends to what any head of its group keeps.
-    force_last
-        Keep the current token's unit, whatever its score.
+    forced
+        Keep all tokens of the current token's run of this many, whatever their scores: a multiple of
+        ``unit``, or 0 for none.
     tokens
         float32 [B, Hq, capacity], log2 units: exact scores already computed, so that keys are not read again.
     estimated
@@ -186,31 +182,29 @@ def attend_kept(
     tile, stages = fit_tile(64, 2 * padded(d, 16) * q.element_size(), gpu.shared_memory // 2, 3)
     num_units = triton.cdiv(capacity, unit)
     splits = max(1, min(triton.cdiv(4 * gpu.multiprocessors, b * hkv), triton.cdiv(capacity, tile)))
-    scratch = scratch_of(
-        layer.ledger,
-        lambda: _Scratch(
-            Partials.allocate(b * hkv, splits, group, d, q.device),
-            torch.zeros(b * hkv, 1 + group, dtype=torch.int32, device=q.device),
-        ),
-    )
-    partials = scratch.partials
-    kept = torch.empty(2, b * hkv, num_units, dtype=torch.int32, device=q.device)
+    chunk = min(1024, padded(triton.cdiv(num_units, 2 * splits), 1))
+    list_size = triton.cdiv(triton.cdiv(num_units, chunk), splits) * chunk
+    partials = scratch_of(layer.ledger, lambda: Partials.allocate(b * hkv, splits, group, d, q.device))
+    kept = torch.empty(2, b * hkv, splits, list_size, dtype=torch.int32, device=q.device)
     out = torch.empty_like(q)
     shared = units.shape[1] == hkv and group > 1
+    parts = threshold.value.shape[2] if threshold.value.ndim == 3 else 1
     _attend_kernel[(splits, b * hkv)](
         q, layer.keys, layer.values, units if tokens is None else tokens, units,
         threshold.value, threshold.value if threshold.tie_end is None else threshold.tie_end,
-        layer.lengths, scanned, scanned if estimated is None else estimated,
-        kept[0], kept[1], scratch.counts, partials.row_max, partials.row_sum, partials.acc, partials.counters,
-        out, layer.ledger.counters, layer.ledger.active,
-        scale * LOG2_E.value, capacity, units.stride(0), units.stride(1), num_units,
+        threshold.value if threshold.margins is None else threshold.margins,
+        layer.lengths, layer.lengths if scanned is None else scanned,
+        layer.lengths if estimated is None else estimated,
+        kept[0], kept[1], partials.row_max, partials.row_sum, partials.acc,
+        layer.ledger.counters, layer.ledger.active,
+        scale * LOG2_E.value, threshold.margin, capacity, units.stride(0), units.stride(1), list_size, parts,
         HKV=hkv, G=group, D=d, GM=padded(group, 16), GP=padded(group, 1), DP=padded(d, 16),
-        UNIT=unit, TILE=tile, CHUNK=min(1024, padded(triton.cdiv(num_units, splits), 32)),
-        SPLIT_CHUNK=split_chunk(group, d), COLUMNS=padded(_ledger.FIRST_HEAD + group, 1),
-        SHARED=shared, TIES=threshold.tie_end is not None, FORCE_LAST=force_last, UNION=union,
-        REUSE=tokens is not None, HAS_ESTIMATE=estimated is not None, STAGES=stages,
-        COMPUTE=compute_dtype(q.dtype), num_warps=4,
+        UNIT=unit, TILE=tile, CHUNK=chunk, SPLITS=splits, PARTS=padded(parts, 1), FORCED=forced,
+        SHARED=shared, TIES=threshold.tie_end is not None, MARGINS=threshold.margins is not None, UNION=union,
+        REUSE=tokens is not None, HAS_ESTIMATE=estimated is not None, SCANS_UNFORCED=scanned is None,
+        STAGES=stages, COMPUTE=compute_dtype(q.dtype), PDL=gpu.dependent_launch, num_warps=4, **gpu.launch_options,
     )  # fmt: skip
+    split_reduce(partials, out)
     return out
 
 

@@ -1,4 +1,4 @@
-"""Device functions shared by the decode kernels: order of launches, online softmax, split reduction, counters.
+"""Device functions shared by the decode kernels: order of launches, online softmax, counters.
 
 Scores are in log2 units inside kernels (``q . k * scale * log2(e)``), so that ``exp2`` needs no
 multiplication. Shapes in comments use ``T`` tokens of a tile, ``GP``/``GM`` padded query heads of a kv
@@ -18,6 +18,7 @@ LOG2_E = tl.constexpr(1.4426950408889634)
 STEPS = tl.constexpr(_ledger.STEPS)
 CONTEXT = tl.constexpr(_ledger.CONTEXT)
 SCANNED = tl.constexpr(_ledger.SCANNED)
+ESTIMATED = tl.constexpr(_ledger.ESTIMATED)
 UNION = tl.constexpr(_ledger.UNION)
 FIRST_HEAD = tl.constexpr(_ledger.FIRST_HEAD)
 
@@ -107,67 +108,17 @@ def arrives_last(counter_ptr, num_programs):
 
 
 @triton.jit
-def reduce_splits(
-    max_ptr, sum_ptr, acc_ptr, out_ptr, lse_ptr, G, D, num_splits,
-    GP: tl.constexpr, DP: tl.constexpr, CHUNK: tl.constexpr, RETURN_LSE: tl.constexpr,
-):  # fmt: skip
-    """Combine the partials of one (row, kv head) into out [G, D] and logsumexp [G] (natural units)."""
-    o_g = tl.arange(0, GP)
-    o_d = tl.arange(0, DP)
-    o_s = tl.arange(0, CHUNK)
-    m_g = o_g < G
-    top = tl.full([GP], float("-inf"), tl.float32)
-    for start in range(0, num_splits, CHUNK):
-        m_sg = (start + o_s < num_splits)[:, None] & m_g[None, :]
-        b_max = tl.load(
-            max_ptr + (start + o_s)[:, None] * G + o_g[None, :], mask=m_sg, other=float("-inf"), cache_modifier=".cg"
-        )
-        top = tl.maximum(top, tl.max(b_max, 0))
-    finite_top = tl.where(top == float("-inf"), 0.0, top)
-    total = tl.zeros([GP], tl.float32)
-    acc = tl.zeros([GP, DP], tl.float32)
-    for start in range(0, num_splits, CHUNK):
-        o_sg = (start + o_s)[:, None] * G + o_g[None, :]
-        m_sg = (start + o_s < num_splits)[:, None] & m_g[None, :]
-        b_max = tl.load(max_ptr + o_sg, mask=m_sg, other=float("-inf"), cache_modifier=".cg")
-        met = b_max > float("-inf")
-        weight = tl.where(met, tl.exp2(b_max - finite_top[None, :]), 0.0)
-        b_sum = tl.load(sum_ptr + o_sg, mask=met, other=0.0, cache_modifier=".cg")
-        total += tl.sum(weight * b_sum, 0)
-        # [CHUNK, GP, DP]; accumulators of splits that met nothing were never written
-        b_acc = tl.load(
-            acc_ptr + o_sg[:, :, None] * D + o_d[None, None, :],
-            mask=met[:, :, None] & (o_d < D)[None, None, :],
-            other=0.0,
-            cache_modifier=".cg",
-        )
-        acc += tl.sum(b_acc * weight[:, :, None], 0)
-    out = acc / tl.where(total == 0.0, 1.0, total)[:, None]
-    p_out = out_ptr + o_g[:, None] * D + o_d[None, :]
-    tl.store(p_out, out.to(out_ptr.dtype.element_ty), mask=m_g[:, None] & (o_d < D)[None, :])
-    if RETURN_LSE:
-        tl.store(lse_ptr + o_g, (top + tl.log2(total)) * LN_2, mask=m_g)
+def count_step(counters_ptr, active_ptr, row, row_head, context, scanned, G):
+    """Add one step to the ledger row of a kv head, but for what was kept; returns the row's counters and 0 or 1.
 
-
-@triton.jit
-def count_step(
-    counters_ptr, active_ptr, row, row_head, context, scanned, union, selected_ptr, extra, G, COLUMNS: tl.constexpr
-):
-    """Add one step to the ledger row of a kv head; ``selected_ptr`` [G] int32 tokens, ``extra`` more for each."""
-    o_c = tl.arange(0, COLUMNS)
-    columns = FIRST_HEAD + G
-    selected = tl.load(
-        selected_ptr + o_c - FIRST_HEAD, mask=(o_c >= FIRST_HEAD) & (o_c < columns), other=0, cache_modifier=".cg"
-    )
-    step = tl.where(o_c == STEPS, 1, 0)
-    step = tl.where(o_c == CONTEXT, context, step)
-    step = tl.where(o_c == SCANNED, scanned, step)
-    step = tl.where(o_c == UNION, union, step)
-    step = tl.where(o_c >= FIRST_HEAD, selected + extra, step)
-    p_counters = counters_ptr + row_head * columns + o_c
-    counted = tl.load(p_counters, mask=o_c < columns)
-    active = tl.load(active_ptr + row)
-    tl.store(p_counters, counted + (step * active).to(tl.int64), mask=o_c < columns)
+    To be called by one program of the step.
+    """
+    active = tl.load(active_ptr + row).to(tl.int64)
+    p_counters = counters_ptr + row_head * (FIRST_HEAD + G)
+    tl.store(p_counters + STEPS, tl.load(p_counters + STEPS) + active)
+    tl.store(p_counters + CONTEXT, tl.load(p_counters + CONTEXT) + context * active)
+    tl.store(p_counters + SCANNED, tl.load(p_counters + SCANNED) + scanned * active)
+    return p_counters, active
 
 
 @triton.jit
@@ -176,15 +127,13 @@ def count_selective_step(
 ):
     """Add one step to the ledger row of a kv head: ``kept`` tokens by the group, ``selected`` [GP] by each head.
 
-    The tail is attended to by all and added to both. To be called by one program of the step.
+    The tail is attended to by all and added to both. To be called by one program of the step; returns what
+    `count_step` does.
     """
-    active = tl.load(active_ptr + row).to(tl.int64)
-    p_counters = counters_ptr + row_head * (FIRST_HEAD + G)
-    tl.store(p_counters + STEPS, tl.load(p_counters + STEPS) + active)
-    tl.store(p_counters + CONTEXT, tl.load(p_counters + CONTEXT) + context * active)
-    tl.store(p_counters + SCANNED, tl.load(p_counters + SCANNED) + scanned * active)
+    p_counters, active = count_step(counters_ptr, active_ptr, row, row_head, context, scanned, G)
     tl.store(p_counters + UNION, tl.load(p_counters + UNION) + (kept + tail) * active)
     o_g = tl.arange(0, GP)
     p_selected = p_counters + FIRST_HEAD + o_g
     counted = tl.load(p_selected, mask=o_g < G, other=0)
     tl.store(p_selected, counted + (selected + tail) * active, mask=o_g < G)
+    return p_counters, active

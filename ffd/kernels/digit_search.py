@@ -13,8 +13,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ffd.kernels.common import arrives_last
-from ffd.kernels.launch import padded
+from ffd.kernels.common import arrives_last, follow_previous_launch
+from ffd.kernels.launch import hardware, padded
 
 _CHUNK = 4096
 _TILE = 1024
@@ -37,14 +37,15 @@ def from_ordered_bits(key):
 def _digit_pass_kernel(
     scores_ptr, count_ptr, k_ptr, maxima_ptr, sums_ptr, prefix_ptr, above_ptr, target_ptr, value_ptr, arrivals_ptr,
     p, shift, stride, num_maxima,
-    ROWS: tl.constexpr, CHUNK: tl.constexpr, TILE: tl.constexpr, BITS: tl.constexpr, MAXIMA: tl.constexpr,
-    FIRST: tl.constexpr, MASS: tl.constexpr, SUM_CHUNK: tl.constexpr,
+    ROWS: tl.constexpr, UNIT: tl.constexpr, CHUNK: tl.constexpr, TILE: tl.constexpr, BITS: tl.constexpr,
+    MAXIMA: tl.constexpr, FIRST: tl.constexpr, MASS: tl.constexpr, SUM_CHUNK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Grid (chunks, B * R). scores [B * R, stride]; sums [B * R, chunks, 2**BITS]; the others [B * R] or [B]."""
+    follow_previous_launch(PDL)
     chunk = tl.program_id(0)
     num_chunks = tl.num_programs(0)
     row = tl.program_id(1).to(tl.int64)
-    count = tl.load(count_ptr + row // ROWS)
+    count = tl.cdiv(tl.load(count_ptr + row // ROWS), UNIT)
     bins: tl.constexpr = 2**BITS
     o_t = tl.arange(0, TILE)
     o_bin = tl.arange(0, bins)
@@ -107,13 +108,15 @@ def _digit_pass_kernel(
 @triton.jit
 def _tie_kernel(
     scores_ptr, count_ptr, k_ptr, above_ptr, value_ptr, tie_end_ptr, ties_ptr, arrivals_ptr, stride,
-    ROWS: tl.constexpr, CHUNK: tl.constexpr, TILE: tl.constexpr, CHUNKS: tl.constexpr,
+    ROWS: tl.constexpr, UNIT: tl.constexpr, CHUNK: tl.constexpr, TILE: tl.constexpr, CHUNKS: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     """Grid (chunks, B * R). Finds where the last tie that fits the budget ends; ties [B * R, chunks]."""
+    follow_previous_launch(PDL)
     chunk = tl.program_id(0)
     num_chunks = tl.num_programs(0)
     row = tl.program_id(1).to(tl.int64)
-    count = tl.load(count_ptr + row // ROWS)
+    count = tl.cdiv(tl.load(count_ptr + row // ROWS), UNIT)
     k = tl.load(k_ptr + row // ROWS)
     value = tl.load(value_ptr + row)
     o_t = tl.arange(0, TILE)
@@ -145,27 +148,29 @@ def _tie_kernel(
         tl.store(tie_end_ptr + row, tie_end)
 
 
-def search_top_k(scores: Tensor, count: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+def search_top_k(scores: Tensor, count: Tensor, k: Tensor, unit: int) -> tuple[Tensor, Tensor]:
     """Value and end of ties, float32 and int32 [B, R]: arguments as `ffd.kernels.thresholds.radix_top_k`."""
-    value, above, arrivals = _search(scores, count, k, scores, 0.0, mass=False)
+    value, above, arrivals = _search(scores, count, k, scores, 0.0, unit, mass=False)
     b, rows, stride = scores.shape
     chunks = triton.cdiv(stride, _CHUNK)
     tie_end = torch.empty(b, rows, dtype=torch.int32, device=scores.device)
     ties = torch.empty(b * rows, chunks, dtype=torch.int32, device=scores.device)
+    gpu = hardware(scores.device)
     _tie_kernel[(chunks, b * rows)](
         scores, count, k, above, value, tie_end, ties, arrivals, stride,
-        ROWS=rows, CHUNK=_CHUNK, TILE=_TILE, CHUNKS=padded(chunks, 1), num_warps=4,
+        ROWS=rows, UNIT=unit, CHUNK=_CHUNK, TILE=_TILE, CHUNKS=padded(chunks, 1),
+        PDL=gpu.dependent_launch, num_warps=4, **gpu.launch_options,
     )  # fmt: skip
     return value, tie_end
 
 
-def search_top_p(scores: Tensor, count: Tensor, maxima: Tensor, p: float) -> Tensor:
+def search_top_p(scores: Tensor, count: Tensor, maxima: Tensor, p: float, unit: int) -> Tensor:
     """Value, float32 [B, R]: arguments as `ffd.kernels.thresholds.bisect_top_p`, with ``p`` below 1."""
-    return _search(scores, count, count, maxima, p, mass=True)[0]
+    return _search(scores, count, count, maxima, p, unit, mass=True)[0]
 
 
 def _search(
-    scores: Tensor, count: Tensor, k: Tensor, maxima: Tensor, p: float, *, mass: bool
+    scores: Tensor, count: Tensor, k: Tensor, maxima: Tensor, p: float, unit: int, *, mass: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Run the passes; returns value, what lies strictly above it, and rewound arrival counters."""
     b, rows, stride = scores.shape
@@ -177,10 +182,12 @@ def _search(
     sums = torch.empty(b * rows, chunks, 2**bits, dtype=torch.float32, device=scores.device)
     arrivals = torch.zeros(b * rows, dtype=torch.int32, device=scores.device)
     num_maxima = maxima.shape[2] if mass else 1
+    gpu = hardware(scores.device)
     for shift in range(32 - bits, -1, -bits):
         _digit_pass_kernel[(chunks, b * rows)](
             scores, count, k, maxima, sums, prefix, above, target, value, arrivals, p, shift, stride, num_maxima,
-            ROWS=rows, CHUNK=_CHUNK, TILE=_TILE, BITS=bits, MAXIMA=padded(num_maxima, 1),
-            FIRST=shift == 32 - bits, MASS=mass, SUM_CHUNK=16, num_warps=4,
+            ROWS=rows, UNIT=unit, CHUNK=_CHUNK, TILE=_TILE, BITS=bits, MAXIMA=padded(num_maxima, 1),
+            FIRST=shift == 32 - bits, MASS=mass, SUM_CHUNK=16,
+            PDL=gpu.dependent_launch, num_warps=4, **gpu.launch_options,
         )  # fmt: skip
     return value, above, arrivals

@@ -1,4 +1,4 @@
-"""Decode by a rule over exact scores, three launches: score every key, find the threshold, attend.
+"""Decode by a rule over exact scores, four launches: score every key, find the threshold, attend, combine the splits.
 
 Scores stay in memory, so that attending reads values alone.
 """
@@ -32,6 +32,6 @@ def exact_score_decode(layer: ExactScoreLayer, q: Tensor, scale: float) -> Tenso
         layer.lengths,
         unit=m.unit,
         union=m.select_per == "group",
-        force_last=m.force_local,
+        forced=m.unit if m.force_local else 0,
         tokens=scores.tokens,
     )

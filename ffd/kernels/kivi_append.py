@@ -13,7 +13,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ffd.kernels.launch import padded
+from ffd.kernels.common import follow_previous_launch
+from ffd.kernels.launch import hardware, padded
 
 if TYPE_CHECKING:
     from ffd.methods.kivi import KiviLayer
@@ -45,8 +46,10 @@ def _kivi_append_kernel(
     key_tokens, key_slots, value_tokens, value_slots,
     HKV: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, DBP: tl.constexpr, BITS: tl.constexpr,
     GROUP: tl.constexpr, GROUPS: tl.constexpr, GROUPS_P: tl.constexpr, RESIDUAL: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     """Grid (B * Hkv,). Buffers as in `ffd.methods.kivi.KiviLayer`; k, v one token [B, Hkv, 1, D]."""
+    follow_previous_launch(PDL)
     row_head = tl.program_id(0).to(tl.int64)
     row = row_head // HKV
     head = row_head % HKV
@@ -116,7 +119,7 @@ def kivi_append(layer: KiviLayer, keys: Tensor, values: Tensor) -> None:
     b, hkv, _, d = keys.shape
     keys = keys if keys.stride(-1) == 1 else keys.contiguous()
     values = values if values.stride(-1) == 1 else values.contiguous()
-    m = layer.method
+    m, gpu = layer.method, hardware(keys.device)
     groups = d // m.group_size
     _kivi_append_kernel[(b * hkv,)](
         keys, values, keys.stride(0), keys.stride(1), values.stride(0), values.stride(1), layer.lengths,
@@ -124,5 +127,6 @@ def kivi_append(layer: KiviLayer, keys: Tensor, values: Tensor) -> None:
         layer.value_codes, layer.value_minimum, layer.value_step, layer.value_window,
         layer.key_codes.shape[2], layer.key_buffer.shape[2], layer.value_codes.shape[2], layer.value_window.shape[2],
         HKV=hkv, D=d, DP=padded(d, 16), DBP=padded(d * m.bits // 8, 1), BITS=m.bits,
-        GROUP=m.group_size, GROUPS=groups, GROUPS_P=padded(groups, 1), RESIDUAL=m.residual_length, num_warps=4,
+        GROUP=m.group_size, GROUPS=groups, GROUPS_P=padded(groups, 1), RESIDUAL=m.residual_length,
+        PDL=gpu.dependent_launch, num_warps=4, **gpu.launch_options,
     )  # fmt: skip

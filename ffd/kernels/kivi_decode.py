@@ -1,4 +1,4 @@
-"""KIVI's decode: one split-K launch over low-bit keys and values, dequantised in registers.
+"""KIVI's decode: split-K attention over low-bit keys and values, dequantised in registers, and its reduction.
 
 A kv head's codes are read once for its whole group of query heads. The newest ``residual_length + 1``
 tokens, whose values are in full precision, belong to one more program per kv head, so that the loop over
@@ -7,7 +7,6 @@ quantised tokens has no cases.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
@@ -15,16 +14,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ffd import ledger as _ledger
-from ffd.kernels.attend import count_estimated
-from ffd.kernels.common import LOG2_E, arrives_last, count_step, online_softmax, reduce_splits
-from ffd.kernels.launch import Partials, compute_dtype, hardware, padded, scratch_of, split_chunk
+from ffd.kernels.common import ESTIMATED, LOG2_E, count_selective_step, follow_previous_launch, online_softmax
+from ffd.kernels.launch import Partials, compute_dtype, hardware, padded, scratch_of
+from ffd.kernels.split_reduce import split_reduce
 
 if TYPE_CHECKING:
     from ffd.methods.kivi import KiviLayer
-
-FIRST_HEAD = tl.constexpr(_ledger.FIRST_HEAD)
-
 
 # Channels of a tile are in the order of the packed planes: entry c of [DP] is channel
 # c // RBP * row_bytes + c % RBP, where RBP is a plane's padded bytes. Without padding that is c itself.
@@ -101,13 +96,14 @@ def store_partial(max_ptr, sum_ptr, acc_ptr, split, row_max, row_sum, acc, o_d, 
 def _kivi_decode_kernel(
     q_ptr, lengths_ptr, key_codes_ptr, key_minimum_ptr, key_step_ptr, key_buffer_ptr,
     value_codes_ptr, value_minimum_ptr, value_step_ptr, value_window_ptr,
-    out_ptr, max_ptr, sum_ptr, acc_ptr, arrivals_ptr, ledger_ptr, active_ptr, selected_ptr,
+    max_ptr, sum_ptr, acc_ptr, ledger_ptr, active_ptr,
     scale_log2, key_tokens, key_slots, value_tokens, value_slots,
-    HKV: tl.constexpr, G: tl.constexpr, D: tl.constexpr, GM: tl.constexpr, GP: tl.constexpr, DP: tl.constexpr,
+    HKV: tl.constexpr, G: tl.constexpr, D: tl.constexpr, GM: tl.constexpr, GP: tl.constexpr,
     RBP: tl.constexpr, TILE: tl.constexpr, BITS: tl.constexpr, GROUP: tl.constexpr, RESIDUAL: tl.constexpr,
-    SPLIT_CHUNK: tl.constexpr, COLUMNS: tl.constexpr, STAGES: tl.constexpr, COMPUTE: tl.constexpr,
+    STAGES: tl.constexpr, COMPUTE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Grid (1 + splits, B * Hkv): program 0 takes the tokens with full-precision values."""
+    follow_previous_launch(PDL)
     split = tl.program_id(0)
     num_splits = tl.num_programs(0)
     row_head = tl.program_id(1).to(tl.int64)
@@ -170,20 +166,12 @@ def _kivi_decode_kernel(
     p_sum = sum_ptr + row_head * num_splits * G
     p_acc = acc_ptr + row_head * num_splits * G * D
     store_partial(p_max, p_sum, p_acc, split, row_max, row_sum, acc, o_d, m_d, G, D, GM)
-    if arrives_last(arrivals_ptr + row_head, num_splits):
-        p_out = out_ptr + row_head * G * D
-        reduce_splits(p_max, p_sum, p_acc, p_out, p_out, G, D, num_splits, GP, DP, SPLIT_CHUNK, False)
-        count_step(
-            ledger_ptr, active_ptr, row, row_head, length, quantized_keys, length, selected_ptr, length, G, COLUMNS
+    if split == 0:
+        everything = tl.full([GP], 0, tl.int32) + length
+        p_counters, active = count_selective_step(
+            ledger_ptr, active_ptr, row, row_head, length, quantized_keys, length, everything, 0, G, GP
         )
-        count_estimated(ledger_ptr, active_ptr, row, row_head, quantized_values, FIRST_HEAD + G)
-
-
-@dataclass(frozen=True)
-class _Scratch:
-    partials: Partials
-    selected: Tensor
-    """int32 [G] zeros: every head selects the whole length, added as ``extra``."""
+        tl.store(p_counters + ESTIMATED, tl.load(p_counters + ESTIMATED) + quantized_values * active)
 
 
 def kivi_decode(layer: KiviLayer, q: Tensor, scale: float) -> Tensor:
@@ -194,25 +182,19 @@ def kivi_decode(layer: KiviLayer, q: Tensor, scale: float) -> Tensor:
     tile = max(64, m.group_size)
     planes = 8 // m.bits
     most = triton.cdiv(layer.value_codes.shape[2], tile)
-    splits = 1 + max(1, min(triton.cdiv(4 * hardware(q.device).multiprocessors, b * hkv), most))
-    scratch = scratch_of(
-        layer.ledger,
-        lambda: _Scratch(
-            Partials.allocate(b * hkv, splits, group, d, q.device),
-            torch.zeros(group, dtype=torch.int32, device=q.device),
-        ),
-    )
-    partials = scratch.partials
+    gpu = hardware(q.device)
+    splits = 1 + max(1, min(triton.cdiv(4 * gpu.multiprocessors, b * hkv), most))
+    partials = scratch_of(layer.ledger, lambda: Partials.allocate(b * hkv, splits, group, d, q.device))
     out = torch.empty_like(q)
     _kivi_decode_kernel[(splits, b * hkv)](
         q, layer.lengths, layer.key_codes, layer.key_minimum, layer.key_step, layer.key_buffer,
         layer.value_codes, layer.value_minimum, layer.value_step, layer.value_window,
-        out, partials.row_max, partials.row_sum, partials.acc, partials.counters,
-        layer.ledger.counters, layer.ledger.active, scratch.selected, scale * LOG2_E.value,
+        partials.row_max, partials.row_sum, partials.acc, layer.ledger.counters, layer.ledger.active,
+        scale * LOG2_E.value,
         layer.key_codes.shape[2], layer.key_buffer.shape[2], layer.value_codes.shape[2], layer.value_window.shape[2],
-        HKV=hkv, G=group, D=d, GM=padded(group, 16), GP=padded(group, 1), DP=padded(d, 16),
+        HKV=hkv, G=group, D=d, GM=padded(group, 16), GP=padded(group, 1),
         RBP=padded(d // planes, 16 // planes), TILE=tile, BITS=m.bits, GROUP=m.group_size, RESIDUAL=m.residual_length,
-        SPLIT_CHUNK=split_chunk(group, d), COLUMNS=padded(_ledger.FIRST_HEAD + group, 1), STAGES=2,
-        COMPUTE=compute_dtype(q.dtype), num_warps=4,
+        STAGES=2, COMPUTE=compute_dtype(q.dtype), PDL=gpu.dependent_launch, num_warps=4, **gpu.launch_options,
     )  # fmt: skip
+    split_reduce(partials, out)
     return out

@@ -105,11 +105,6 @@ def fit_tile(tokens: int, bytes_per_token: int, shared_memory: int, stages: int)
     return tokens, stages
 
 
-def split_chunk(group: int, head_dim: int) -> int:
-    """Splits combined at once: 64 registers a thread of four warps."""
-    return max(1, min(16, 8192 // (padded(group, 1) * padded(head_dim, 16))))
-
-
 def unit_chunk(units: int, group: int) -> int:
     """Sub-blocks tested at once: 64 registers a thread of four warps, which is 256K tokens in one go for G = 4."""
     return min(padded(units, 1), 8192 // padded(group, 1))
@@ -133,7 +128,7 @@ def scratch_of(ledger: Ledger, allocate: Callable[[], S]) -> S:
 
 @dataclass(frozen=True)
 class Partials:
-    """Split-K results of one step, float32; ``counters`` must be zero between steps."""
+    """Split-K results of one step, float32."""
 
     row_max: Tensor
     """[B * Hkv, splits, G]"""
@@ -141,16 +136,13 @@ class Partials:
     """[B * Hkv, splits, G]"""
     acc: Tensor
     """[B * Hkv, splits, G, d]"""
-    counters: Tensor
-    """int32 [B * Hkv]"""
 
     @classmethod
     def allocate(cls, row_heads: int, splits: int, group: int, head_dim: int, device: torch.device) -> Partials:
-        """Uninitialised, except the counters."""
+        """Uninitialised."""
         stats = (row_heads, splits, group)
         return cls(
             row_max=torch.empty(stats, dtype=torch.float32, device=device),
             row_sum=torch.empty(stats, dtype=torch.float32, device=device),
             acc=torch.empty(*stats, head_dim, dtype=torch.float32, device=device),
-            counters=torch.zeros(row_heads, dtype=torch.int32, device=device),
         )

@@ -5,15 +5,35 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import torch
+import triton
+import triton.language as tl
 from torch import Tensor
 
 from ffd.kernels.attend import attend_kept
-from ffd.kernels.scores import Scores, score_rows
+from ffd.kernels.common import follow_previous_launch
+from ffd.kernels.launch import hardware, padded
+from ffd.kernels.scores import score_rows
 from ffd.kernels.thresholds import Threshold, radix_top_k
-from ffd.pages import PageBounds, scored_tokens
+from ffd.kernels.units import Scores
+from ffd.pages import PageBounds
 
 if TYPE_CHECKING:
     from ffd.methods.quest import QuestLayer
+
+
+@triton.jit
+def _scanned_kernel(
+    lengths_ptr, scanned_ptr, pages_ptr, num_rows, budget,
+    ROWS: tl.constexpr, PAGE: tl.constexpr, LAST_APART: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """One program: `ffd.pages.scored_tokens` and its pages; a dozen launches in torch."""
+    follow_previous_launch(PDL)
+    o_r = tl.arange(0, ROWS)
+    length = tl.load(lengths_ptr + o_r, mask=o_r < num_rows, other=0)
+    scored = (length - 1) // PAGE * PAGE if LAST_APART else length
+    scored = tl.where(tl.cdiv(length, PAGE) > budget, scored, 0)
+    tl.store(scanned_ptr + o_r, scored, mask=o_r < num_rows)
+    tl.store(pages_ptr + o_r, tl.cdiv(scored, PAGE), mask=o_r < num_rows)
 
 
 def rank_pages(
@@ -44,8 +64,13 @@ def rank_pages(
         Page scores, the threshold, and the tokens whose bounds were read, int [B].
     """
     size = bounds.page_size
-    scanned = scored_tokens(lengths, budget, size, last_page)
-    pages = ((scanned + size - 1) // size).int()
+    scanned, pages = torch.empty_like(lengths), torch.empty_like(lengths)
+    gpu = hardware(q.device)
+    _scanned_kernel[(1,)](
+        lengths, scanned, pages, lengths.shape[0], budget,
+        ROWS=padded(lengths.shape[0], 1), PAGE=size, LAST_APART=last_page == "kernel",
+        PDL=gpu.dependent_launch, num_warps=1, **gpu.launch_options,
+    )  # fmt: skip
     scores = score_rows(q, bounds.largest, pages, scale, smallest=bounds.smallest, pool=pool)
     ranked = budget - 1 if last_page == "kernel" else budget
     return scores, radix_top_k(scores.units, pages, torch.full_like(pages, ranked)), scanned
@@ -73,5 +98,5 @@ def quest_decode(layer: QuestLayer, q: Tensor, scale: float) -> Tensor:
         scanned,
         unit=m.page_size,
         union=m.select_per == "group",
-        force_last=m.last_page == "kernel",
+        forced=m.page_size if m.last_page == "kernel" else 0,
     )

@@ -1,32 +1,42 @@
-"""Scores of every row of a key-like cache, reduced to units: the scan of Quest and of the exact oracles.
+"""Scores of every row of a key-like cache, reduced to units: the scan of Quest, the oracles and `component`.
 
-One kernel serves both: Quest's rows are pages, scored by their two bounds; an oracle's rows are tokens,
-scored exactly and reduced to the best score (or the mass) of each unit. Scores are in log2 units.
+One kernel serves all: Quest's rows are pages, scored by their two bounds; an oracle's rows are tokens, scored
+exactly and reduced to the best score (or the mass) of each unit; `component` may score low-bit thumbnails in
+their place. Scores are in log2 units.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from ffd.kernels.common import LOG2_E
+from ffd.kernels.common import LOG2_E, follow_previous_launch
 from ffd.kernels.launch import compute_dtype, fit_tile, hardware, padded
+from ffd.kernels.thumbnails import thumbnail_scores
+from ffd.kernels.units import Scores, programs_per_head, reduce_units, store_maxima
+
+if TYPE_CHECKING:
+    from ffd.thumbnails import Thumbnails
 
 
 @triton.jit
 def _score_kernel(
-    q_ptr, keys_ptr, smallest_ptr, num_rows_ptr, tokens_ptr, units_ptr, maxima_ptr, scale_log2, capacity, num_units,
-    HKV: tl.constexpr, G: tl.constexpr, D: tl.constexpr, GM: tl.constexpr, DP: tl.constexpr,
-    TILE: tl.constexpr, UNIT: tl.constexpr, BOUNDS: tl.constexpr, POOL: tl.constexpr, MASS: tl.constexpr,
-    STORE_TOKENS: tl.constexpr, STAGES: tl.constexpr, COMPUTE: tl.constexpr,
+    q_ptr, keys_ptr, smallest_ptr, codes_ptr, half_step_ptr, num_rows_ptr, tokens_ptr, units_ptr, maxima_ptr,
+    scale_log2, capacity, num_blocks, num_units,
+    HKV: tl.constexpr, G: tl.constexpr, D: tl.constexpr, GM: tl.constexpr, DP: tl.constexpr, RBP: tl.constexpr,
+    TILE: tl.constexpr, UNIT: tl.constexpr, BOUNDS: tl.constexpr, BITS: tl.constexpr, BLOCK: tl.constexpr,
+    NEAR: tl.constexpr, N_SINK: tl.constexpr, N_LOCAL: tl.constexpr, POOL: tl.constexpr, MASS: tl.constexpr,
+    STORE_TOKENS: tl.constexpr, STAGES: tl.constexpr, COMPUTE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Grid (programs, B * Hkv). keys [B, Hkv, capacity, D]; tokens [B, Hq, capacity]; units [B, R, num_units];
-    maxima [B, R, programs]; R is Hkv where POOL, else Hq.
+    maxima [B, R, programs]; R is Hkv where POOL, else Hq. With BITS below 16, rows of complete blocks but the
+    newest row's are scored by their thumbnails.
     """
+    follow_previous_launch(PDL)
     program = tl.program_id(0)
     num_programs = tl.num_programs(0)
     row_head = tl.program_id(1).to(tl.int64)
@@ -34,7 +44,6 @@ def _score_kernel(
     o_g = tl.arange(0, GM)
     o_d = tl.arange(0, DP)
     o_t = tl.arange(0, TILE)
-    o_u = tl.arange(0, TILE // UNIT)
     m_g = o_g < G
     m_d = o_d < D
     # [GM, DP]
@@ -43,62 +52,51 @@ def _score_kernel(
     zero = tl.zeros([GM, DP], COMPUTE)
     positive = tl.where(b_q > zero, b_q, zero)
     negative = tl.where(b_q < zero, b_q, zero)
+    quantised = (count - 1) // BLOCK * BLOCK
 
-    per_program = tl.cdiv(tl.cdiv(count, TILE), num_programs) * TILE
-    first = program * per_program
-    last = tl.minimum(first + per_program, count)
     top = tl.full([GM], float("-inf"), tl.float32)
-    for start in tl.range(first, last, TILE, num_stages=STAGES):
-        m_t = start + o_t < last
+    # Programs take tiles in turn: runs of their own, a power of two apart, would all meet in a few memory channels.
+    for start in tl.range(program * TILE, count, num_programs * TILE, num_stages=STAGES):
+        token = start + o_t
+        m_t = token < count
         o_k = (row_head * capacity + start) * D + o_t[None, :] * D + o_d[:, None]
         m_k = m_t[None, :] & m_d[:, None]
-        # [DP, T]
-        b_k = tl.load(keys_ptr + o_k, mask=m_k, other=0.0).to(COMPUTE)
-        if BOUNDS:
-            b_s = tl.load(smallest_ptr + o_k, mask=m_k, other=0.0).to(COMPUTE)
-            scores = tl.dot(positive, b_k, input_precision="ieee")
-            scores = tl.dot(negative, b_s, scores, input_precision="ieee") * scale_log2
+        if BITS < 16:
+            # A tile lies in one block.
+            slot = row_head * num_blocks * BLOCK + start
+            scores = thumbnail_scores(
+                q_ptr + row_head * G * D, codes_ptr + slot * (D * BITS // 8),
+                half_step_ptr + (row_head * num_blocks + start // BLOCK) * D, scale_log2, start < quantised, G,
+                D, GM, RBP, TILE, BITS,
+            )  # fmt: skip
+            exact = scores
+            if (start >= quantised) | (NEAR & ((start < N_SINK) | (start + TILE > count - N_LOCAL))):
+                b_k = tl.load(keys_ptr + o_k, mask=m_k, other=0.0).to(COMPUTE)
+                exact = tl.dot(b_q, b_k, input_precision="ieee") * scale_log2
+            scores = tl.where(start < quantised, scores, exact)
         else:
-            scores = tl.dot(b_q, b_k, input_precision="ieee") * scale_log2
-        scores = tl.where(m_t[None, :] & m_g[:, None], scores, float("-inf"))
+            # [DP, T]
+            b_k = tl.load(keys_ptr + o_k, mask=m_k, other=0.0).to(COMPUTE)
+            if BOUNDS:
+                b_s = tl.load(smallest_ptr + o_k, mask=m_k, other=0.0).to(COMPUTE)
+                scores = tl.dot(positive, b_k, input_precision="ieee")
+                scores = tl.dot(negative, b_s, scores, input_precision="ieee") * scale_log2
+            else:
+                scores = tl.dot(b_q, b_k, input_precision="ieee") * scale_log2
+            exact = scores
+        seen = m_t[None, :] & m_g[:, None]
+        scores = tl.where(seen, scores, float("-inf"))
         if STORE_TOKENS:
-            p_tokens = tokens_ptr + (row_head * G + o_g)[:, None] * capacity + (start + o_t)[None, :]
-            tl.store(p_tokens, scores, mask=m_t[None, :] & m_g[:, None])
-        unit = start // UNIT + o_u
-        m_u = unit < tl.cdiv(last, UNIT)
-        if UNIT == 1:
-            reduced = scores
-        else:
-            parts = tl.reshape(scores, [GM, TILE // UNIT, UNIT])
-            reduced = tl.max(parts, 2)
-            if MASS:
-                anchor = tl.where(reduced == float("-inf"), 0.0, reduced)
-                reduced = anchor + tl.log2(tl.sum(tl.exp2(parts - anchor[:, :, None]), 2))
-        if POOL:
-            pooled = tl.max(reduced, 0)
-            tl.store(units_ptr + row_head * num_units + unit, pooled, mask=m_u)
-        elif UNIT > 1 or not STORE_TOKENS:
-            p_units = units_ptr + (row_head * G + o_g)[:, None] * num_units + unit[None, :]
-            tl.store(p_units, reduced, mask=m_u[None, :] & m_g[:, None])
-        top = tl.maximum(top, tl.max(reduced, 1))
-    if POOL:
-        tl.store(maxima_ptr + row_head * num_programs + program, tl.max(top, 0))
-    else:
-        tl.store(maxima_ptr + (row_head * G + o_g) * num_programs + program, top, mask=m_g)
-
-
-@dataclass(frozen=True)
-class Scores:
-    """Scores in log2 units; entries at or beyond a row's count are unwritten."""
-
-    tokens: Tensor
-    """float32 [B, Hq, capacity], or an empty tensor where they were not asked for."""
-    units: Tensor
-    """float32 [B, R, capacity / unit]; R is the number of query heads, or of kv heads where pooled."""
-    maxima: Tensor
-    """float32 [B, R, programs]: the largest unit score that each program met."""
-    num_units: Tensor
-    """int32 [B]: units that were scored."""
+            tl.store(tokens_ptr + (row_head * G + o_g)[:, None] * capacity + token[None, :], scores, mask=seen)
+        largest = reduce_units(
+            scores, units_ptr, row_head, start, count, num_units, G, GM, TILE, UNIT, POOL, MASS,
+            UNIT > 1 or not STORE_TOKENS,
+        )  # fmt: skip
+        if NEAR:
+            near = seen & ((token < N_SINK) | (token >= count - N_LOCAL))[None, :]
+            largest = tl.max(tl.where(near, exact, float("-inf")), 1)
+        top = tl.maximum(top, largest)
+    store_maxima(maxima_ptr, top, row_head, program, num_programs, G, GM, POOL)
 
 
 def score_rows(
@@ -108,6 +106,8 @@ def score_rows(
     scale: float,
     *,
     smallest: Tensor | None = None,
+    thumbnails: Thumbnails | None = None,
+    near: tuple[int, int] | None = None,
     unit: int = 1,
     pool: bool = False,
     mass: bool = False,
@@ -127,8 +127,12 @@ def score_rows(
         Softmax scale.
     smallest
         Shape of ``keys``: the pages' smallest keys; scores are then upper bounds.
+    thumbnails
+        Score complete blocks by these; the tail's keys are scored exactly.
+    near
+        First and last tokens over whose exact scores `Scores.maxima` is taken, instead of over all units.
     unit
-        Rows per unit, a power of two.
+        Rows per unit, a power of two, at most a block of thumbnails.
     pool
         Largest unit score over the query heads of each kv head.
     mass
@@ -141,12 +145,13 @@ def score_rows(
     group = num_query_heads // hkv
     gpu = hardware(q.device)
     row_bytes = padded(d, 16) * keys.element_size() * (1 if smallest is None else 2)
-    tile, stages = fit_tile(128, row_bytes, gpu.shared_memory // 2, 3)
+    most = 128 if thumbnails is None else min(128, thumbnails.block_size)
+    tile, stages = fit_tile(most, row_bytes, gpu.shared_memory // 2, 3)
     if unit > tile:
         tile, stages = unit, 1
     num_units = triton.cdiv(capacity, unit)
     rows = hkv if pool else num_query_heads
-    programs = max(1, min(triton.cdiv(4 * gpu.multiprocessors, b * hkv), triton.cdiv(capacity, tile)))
+    programs = programs_per_head(b * hkv, capacity, tile, gpu.multiprocessors)
 
     def empty(*shape: int) -> Tensor:
         return torch.empty(*shape, dtype=torch.float32, device=q.device)
@@ -155,11 +160,15 @@ def score_rows(
     shares_tokens = store_tokens and unit == 1 and not pool
     units = tokens if shares_tokens else empty(b, rows, num_units)
     maxima = empty(b, rows, programs)
+    bits = 16 if thumbnails is None else thumbnails.bits
+    codes, half_step = (keys, keys) if thumbnails is None else (thumbnails.codes, thumbnails.half_step)
     _score_kernel[(programs, b * hkv)](
-        q, keys, keys if smallest is None else smallest, num_rows, tokens, units, maxima,
-        scale * LOG2_E.value, capacity, num_units,
-        HKV=hkv, G=group, D=d, GM=padded(group, 16), DP=padded(d, 16), TILE=tile, UNIT=unit,
-        BOUNDS=smallest is not None, POOL=pool, MASS=mass, STORE_TOKENS=store_tokens, STAGES=stages,
-        COMPUTE=compute_dtype(q.dtype), num_warps=4,
+        q, keys, keys if smallest is None else smallest, codes, half_step, num_rows, tokens, units, maxima,
+        scale * LOG2_E.value, capacity, half_step.shape[2], num_units,
+        HKV=hkv, G=group, D=d, GM=padded(group, 16), DP=padded(d, 16), RBP=padded(d * bits // 8, 16), TILE=tile,
+        UNIT=unit, BOUNDS=smallest is not None, BITS=bits, BLOCK=1 if thumbnails is None else thumbnails.block_size,
+        NEAR=near is not None, N_SINK=near[0] if near else 0, N_LOCAL=near[1] if near else 0,
+        POOL=pool, MASS=mass, STORE_TOKENS=store_tokens, STAGES=stages,
+        COMPUTE=compute_dtype(q.dtype), PDL=gpu.dependent_launch, num_warps=4, **gpu.launch_options,
     )  # fmt: skip
-    return Scores(tokens, units, maxima, ((num_rows + unit - 1) // unit).int())
+    return Scores(tokens, units, maxima)

@@ -1,6 +1,6 @@
 """Combine split-K partials in a launch of its own, programs for each query head and part of its channels.
 
-The last program of a kv head could do this in the attention launch (`common.reduce_splits`), and did: it
+The last program of a kv head could do this in the attention launch, and did: it
 took 10 us on an H200 where this takes 3. One program ran 1,500 instructions a single time for all heads
 of the group, after a fence; here every head has its own, and the launch boundary is the fence.
 """

@@ -14,9 +14,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ffd.kernels.common import LOG2_E
+from ffd.kernels.common import LOG2_E, follow_previous_launch
 from ffd.kernels.digit_search import from_ordered_bits, ordered_bits, search_top_k, search_top_p
-from ffd.kernels.launch import padded
+from ffd.kernels.launch import hardware, padded
 
 _TILE = 2048
 _LONG = 8192
@@ -27,19 +27,28 @@ LOWEST = torch.finfo(torch.float32).min
 
 @dataclass(frozen=True)
 class Threshold:
-    """What a row keeps: scores above `value`, and those equal to it at indices below `tie_end`."""
+    """What a row keeps: scores above `value` less `margin`, and those equal to it at indices below `tie_end`."""
 
     value: Tensor
-    """float32 [B, R], log2 units; -inf keeps the whole row, unwritten scores included."""
+    """float32 [B, R], log2 units, or [B, R, n], of which the largest counts; -inf keeps the whole row, unwritten
+    scores included."""
     tie_end: Tensor | None = None
     """int32 [B, R]; None keeps all ties."""
+    margin: float = 0.0
+    """Log2 units; infinity keeps everything."""
+    margins: Tensor | None = None
+    """float32 [Hq], natural units, in place of `margin`: read on the device, so that a captured graph serves others."""
 
 
 @triton.jit
-def _radix_kernel(scores_ptr, count_ptr, k_ptr, value_ptr, tie_end_ptr, stride, ROWS: tl.constexpr, TILE: tl.constexpr):
+def _radix_kernel(
+    scores_ptr, count_ptr, k_ptr, value_ptr, tie_end_ptr, stride,
+    ROWS: tl.constexpr, TILE: tl.constexpr, UNIT: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
     """Grid (B * R,). scores [B * R, stride]; count, k [B]; value, tie_end [B * R]."""
+    follow_previous_launch(PDL)
     row = tl.program_id(0).to(tl.int64)
-    count = tl.load(count_ptr + row // ROWS)
+    count = tl.cdiv(tl.load(count_ptr + row // ROWS), UNIT)
     k = tl.load(k_ptr + row // ROWS)
     o_t = tl.arange(0, TILE)
     o_bin = tl.arange(0, 256)
@@ -85,7 +94,7 @@ def _radix_kernel(scores_ptr, count_ptr, k_ptr, value_ptr, tie_end_ptr, stride, 
     tl.store(tie_end_ptr + row, tie_end)
 
 
-def radix_top_k(scores: Tensor, count: Tensor, k: Tensor) -> Threshold:
+def radix_top_k(scores: Tensor, count: Tensor, k: Tensor, unit: int = 1) -> Threshold:
     """Threshold that keeps the k largest scores of each row, ties by the smaller index.
 
     Parameters
@@ -95,27 +104,32 @@ def radix_top_k(scores: Tensor, count: Tensor, k: Tensor) -> Threshold:
     count
         int32 [B]: entries of a row that count.
     k
-        int32 [B]; rows with ``count <= k`` are kept whole.
+        int32 [B]; rows with no more entries are kept whole.
+    unit
+        ``count`` is in these: a row has ``ceil(count / unit)`` entries.
     """
     b, rows, stride = scores.shape
     if stride > _LONG:
-        return Threshold(*search_top_k(scores, count, k))
+        return Threshold(*search_top_k(scores, count, k, unit))
     value = torch.empty(b, rows, dtype=torch.float32, device=scores.device)
     tie_end = torch.empty(b, rows, dtype=torch.int32, device=scores.device)
+    gpu = hardware(scores.device)
     _radix_kernel[(b * rows,)](
-        scores, count, k, value, tie_end, stride, ROWS=rows, TILE=min(_TILE, padded(stride, 256)), num_warps=8
-    )
+        scores, count, k, value, tie_end, stride, ROWS=rows, TILE=min(_TILE, padded(stride, 256)), UNIT=unit,
+        PDL=gpu.dependent_launch, num_warps=8, **gpu.launch_options,
+    )  # fmt: skip
     return Threshold(value, tie_end)
 
 
 @triton.jit
 def _top_p_kernel(
     scores_ptr, count_ptr, maxima_ptr, candidates_ptr, value_ptr, p, stride, num_maxima,
-    ROWS: tl.constexpr, TILE: tl.constexpr, MAXIMA: tl.constexpr,
+    ROWS: tl.constexpr, TILE: tl.constexpr, UNIT: tl.constexpr, MAXIMA: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Grid (B * R,). scores, candidates [B * R, stride]; maxima [B * R, num_maxima]; value [B * R]."""
+    follow_previous_launch(PDL)
     row = tl.program_id(0).to(tl.int64)
-    count = tl.load(count_ptr + row // ROWS)
+    count = tl.cdiv(tl.load(count_ptr + row // ROWS), UNIT)
     o_t = tl.arange(0, TILE)
     o_m = tl.arange(0, MAXIMA)
     p_row = scores_ptr + row * stride
@@ -156,7 +170,7 @@ def _top_p_kernel(
     tl.store(value_ptr + row, from_ordered_bits(low))
 
 
-def bisect_top_p(scores: Tensor, count: Tensor, maxima: Tensor, p: float) -> Threshold:
+def bisect_top_p(scores: Tensor, count: Tensor, maxima: Tensor, p: float, unit: int = 1) -> Threshold:
     """Threshold that keeps the smallest set of each row whose softmax mass reaches ``p``.
 
     Parameters
@@ -169,25 +183,29 @@ def bisect_top_p(scores: Tensor, count: Tensor, maxima: Tensor, p: float) -> Thr
         float32 [B, R, n] whose maximum is the row's.
     p
         Mass in (0, 1]; 1 keeps every candidate.
+    unit
+        ``count`` is in these: a row has ``ceil(count / unit)`` entries.
     """
     b, rows, stride = scores.shape
     if p >= 1.0:
         return Threshold(torch.full((b, rows), LOWEST, dtype=torch.float32, device=scores.device))
     if stride > _LONG:
-        return Threshold(search_top_p(scores, count, maxima, p))
+        return Threshold(search_top_p(scores, count, maxima, p, unit))
     value = torch.empty(b, rows, dtype=torch.float32, device=scores.device)
+    gpu = hardware(scores.device)
     _top_p_kernel[(b * rows,)](
         scores, count, maxima, torch.empty_like(scores), value, p, stride, maxima.shape[2],
-        ROWS=rows, TILE=min(_TILE, padded(stride, 64)), MAXIMA=padded(maxima.shape[2], 1), num_warps=8,
+        ROWS=rows, TILE=min(_TILE, padded(stride, 64)), UNIT=unit, MAXIMA=padded(maxima.shape[2], 1),
+        PDL=gpu.dependent_launch, num_warps=8, **gpu.launch_options,
     )  # fmt: skip
     return Threshold(value)
 
 
 def below_maximum(maxima: Tensor, delta: float) -> Threshold:
-    """Threshold ``delta`` (natural units) below the maximum of each row of maxima [B, R, n]."""
-    return Threshold(maxima.amax(dim=-1) - delta * LOG2_E.value)
+    """Threshold ``delta`` (natural units) below the maximum of each row of maxima [B, R, n]: no launch of its own."""
+    return Threshold(maxima, margin=delta * LOG2_E.value)
 
 
 def below_first(tokens: Tensor, delta: float) -> Threshold:
     """Threshold ``delta`` (natural units) below the score of token 0 of each row [B, R, N]."""
-    return Threshold(tokens[..., 0] - delta * LOG2_E.value)
+    return Threshold(tokens[..., 0].contiguous(), margin=delta * LOG2_E.value)

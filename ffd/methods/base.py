@@ -239,6 +239,11 @@ class Method(ABC):
         """Allocate the storage of one layer; raises `KnobError` if the knobs do not fit the geometry."""
 
     @property
+    def cost_knob(self) -> SearchKnob | None:
+        """`search_knob`, unless another knob decides which one it is."""
+        return self.search_knob
+
+    @property
     def dense_layers(self) -> int:
         """Leading layers this method leaves dense (``skip_layers`` where it has that knob)."""
         return getattr(self, "skip_layers", 0)

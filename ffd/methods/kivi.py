@@ -71,6 +71,9 @@ class KiviLayer(MethodLayer):
     ``0 .. (N - 1) // R * R`` are quantised and the rest sit in ``key_buffer`` at ``position % R``;
     values ``0 .. N - 1 - R`` are quantised and the rest sit in ``value_window`` at
     ``position % (R + 1)``. Both are functions of the length alone, however the tokens came.
+
+    Under the reference executor ``restored`` holds keys and values as attention uses them, float32
+    [2, B, Hkv, capacity, d], kept up to date: to restore the whole cache at every step takes most of a step.
     """
 
     def __init__(self, method: Kivi, geometry: LayerGeometry, rows: RowState, executor: Executor) -> None:
@@ -94,6 +97,9 @@ class KiviLayer(MethodLayer):
         self.value_minimum = zeros(value_tokens, g.head_dim // m.group_size, dtype=BOUND_DTYPE)
         self.value_step = zeros(value_tokens, g.head_dim // m.group_size, dtype=BOUND_DTYPE)
         self.value_window = zeros(min(m.residual_length + 1, g.capacity), g.head_dim, dtype=g.dtype)
+        self.restored = (
+            torch.zeros(2, *lead, g.capacity, g.head_dim, device=g.device) if executor == "reference" else None
+        )
 
     def quantized_keys(self, lengths: Tensor) -> Tensor:
         """Quantised keys of rows that hold ``lengths`` tokens, int [B]."""
@@ -118,6 +124,9 @@ class KiviLayer(MethodLayer):
             self.key_buffer[row, :, : length - first_key] = keys[row, :, first_key:length]
             slots = torch.arange(first_value, length, device=values.device) % (residual + 1)
             self.value_window[row, :, slots] = values[row, :, first_value:length]
+            if self.restored is not None:
+                self.restored[0, row, :, first_key:length] = keys[row, :, first_key:length]
+                self.restored[1, row, :, first_value:length] = values[row, :, first_value:length]
 
     def append(self, keys: Tensor, values: Tensor) -> None:
         """Write one token per row; quantise a full buffer, and the value that leaves the window, first."""
@@ -137,6 +146,9 @@ class KiviLayer(MethodLayer):
                 self._store_values(rows, self.value_window[rows, :, slot : slot + 1], first=leaving)
         write_token(self.key_buffer, keys, (self.lengths - 1) % residual + 1)
         write_token(self.value_window, values, (self.lengths - 1) % (residual + 1) + 1)
+        if self.restored is not None:
+            write_token(self.restored[0], keys, self.lengths)
+            write_token(self.restored[1], values, self.lengths)
 
     def _store_keys(self, rows: slice, keys: Tensor, first: int) -> None:
         m, group = self.method, self.method.group_size
@@ -148,6 +160,8 @@ class KiviLayer(MethodLayer):
         self.key_codes[rows, :, tokens] = pack_planes(quantized.codes.flatten(2, 3), m.bits)
         self.key_minimum[rows, :, groups] = quantized.minimum[:, :, :, 0]
         self.key_step[rows, :, groups] = quantized.step[:, :, :, 0]
+        if self.restored is not None:
+            self.restored[0, rows, :, tokens] = quantized.restored.flatten(2, 3)
 
     def _store_values(self, rows: slice, values: Tensor, first: int) -> None:
         m = self.method
@@ -158,9 +172,19 @@ class KiviLayer(MethodLayer):
         self.value_codes[rows, :, tokens] = pack_planes(quantized.codes.flatten(-2), m.bits)
         self.value_minimum[rows, :, tokens] = quantized.minimum[..., 0]
         self.value_step[rows, :, tokens] = quantized.step[..., 0]
+        if self.restored is not None:
+            self.restored[1, rows, :, tokens] = quantized.restored.flatten(-2)
 
     def stored_keys(self, num_tokens: int) -> Tensor:
         """Keys as the scores use them, float32 [B, Hkv, num_tokens, d]."""
+        return self.restored_keys(num_tokens) if self.restored is None else self.restored[0, :, :, :num_tokens]
+
+    def stored_values(self, num_tokens: int) -> Tensor:
+        """Values as the softmax uses them, float32 [B, Hkv, num_tokens, d]."""
+        return self.restored_values(num_tokens) if self.restored is None else self.restored[1, :, :, :num_tokens]
+
+    def restored_keys(self, num_tokens: int) -> Tensor:
+        """Keys from codes and buffer, float32 [B, Hkv, num_tokens, d]."""
         m, n = self.method, min(num_tokens, self.key_codes.shape[2])
         position = torch.arange(num_tokens, device=self.lengths.device)
         keys = self.key_buffer[:, :, position % m.residual_length].float()
@@ -171,8 +195,8 @@ class KiviLayer(MethodLayer):
         keys[:, :, :n] = torch.where(quantized, restored, keys[:, :, :n])
         return keys
 
-    def stored_values(self, num_tokens: int) -> Tensor:
-        """Values as the softmax uses them, float32 [B, Hkv, num_tokens, d]."""
+    def restored_values(self, num_tokens: int) -> Tensor:
+        """Values from codes and window, float32 [B, Hkv, num_tokens, d]."""
         m, n = self.method, min(num_tokens, self.value_codes.shape[2])
         position = torch.arange(num_tokens, device=self.lengths.device)
         values = self.value_window[:, :, position % (m.residual_length + 1)].float()

@@ -18,8 +18,8 @@ from ffd.oracle import ExactScoreMethod
 from ffd.selection import at_least
 
 if TYPE_CHECKING:
-    from ffd.kernels.scores import Scores
     from ffd.kernels.thresholds import Threshold
+    from ffd.kernels.units import Scores
 
 
 @dataclass(frozen=True)
@@ -38,9 +38,18 @@ class SinkThreshold(ExactScoreMethod):
         super().__post_init__()
         require(isinstance(self.delta, (int, float)) and self.delta >= 0, "delta", self.delta, "a number >= 0")
 
+    @property
+    def margin(self) -> float:
+        """The rule's own."""
+        return float(self.delta)
+
+    def pseudo_max(self, units: Tensor, scores: Tensor) -> Tensor:
+        """Token 0's score, which the rule takes for the row's maximum."""
+        return scores[..., 0]
+
     def keep_units(self, units: Tensor, scores: Tensor, lengths: Tensor) -> Tensor:
         """Keep units whose best token is within the margin of token 0."""
-        return at_least(units, scores[..., 0] - self.delta)
+        return at_least(units, self.pseudo_max(units, scores) - self.delta)
 
     def find_threshold(self, exact: Scores, lengths: Tensor) -> Threshold:
         """Token 0's score less delta, on the device."""

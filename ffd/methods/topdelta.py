@@ -18,8 +18,8 @@ from ffd.oracle import ExactScoreMethod
 from ffd.selection import at_least
 
 if TYPE_CHECKING:
-    from ffd.kernels.scores import Scores
     from ffd.kernels.thresholds import Threshold
+    from ffd.kernels.units import Scores
 
 
 @dataclass(frozen=True)
@@ -43,9 +43,13 @@ class TopDelta(ExactScoreMethod):
         """The rule's own."""
         return float(self.delta)
 
+    def pseudo_max(self, units: Tensor, scores: Tensor) -> Tensor:
+        """The row's true maximum."""
+        return units.amax(dim=-1)
+
     def keep_units(self, units: Tensor, scores: Tensor, lengths: Tensor) -> Tensor:
         """Keep units whose best token is within the margin."""
-        return at_least(units, units.amax(dim=-1) - self.delta)
+        return at_least(units, self.pseudo_max(units, scores) - self.delta)
 
     def find_threshold(self, exact: Scores, lengths: Tensor) -> Threshold:
         """Row maximum less delta, on the device."""

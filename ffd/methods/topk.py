@@ -10,6 +10,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import torch
 from torch import Tensor
 
 from ffd.methods.base import SearchKnob, require
@@ -17,8 +18,8 @@ from ffd.oracle import ExactScoreMethod
 from ffd.selection import top_k
 
 if TYPE_CHECKING:
-    from ffd.kernels.scores import Scores
     from ffd.kernels.thresholds import Threshold
+    from ffd.kernels.units import Scores
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,7 @@ class TopK(ExactScoreMethod):
     def num_units(self, lengths: Tensor) -> Tensor:
         """Units to keep in rows of these lengths: int [B] -> int32 [B]."""
         if self.keep_fraction is None:
-            return (lengths * 0 + max(1, self.token_budget // self.unit)).int()
+            return torch.full_like(lengths, max(1, self.token_budget // self.unit))
         units = (lengths + self.unit - 1) // self.unit
         return (units.double() * self.keep_fraction).ceil().int()
 
@@ -66,4 +67,4 @@ class TopK(ExactScoreMethod):
         """Radix selection on the device."""
         from ffd.kernels.thresholds import radix_top_k
 
-        return radix_top_k(exact.units, exact.num_units, self.num_units(lengths))
+        return radix_top_k(exact.units, lengths, self.num_units(lengths), self.unit)

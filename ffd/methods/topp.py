@@ -16,8 +16,8 @@ from ffd.oracle import ExactScoreMethod
 from ffd.selection import at_least, top_p_threshold
 
 if TYPE_CHECKING:
-    from ffd.kernels.scores import Scores
     from ffd.kernels.thresholds import Threshold
+    from ffd.kernels.units import Scores
 
 
 @dataclass(frozen=True)
@@ -45,4 +45,4 @@ class TopP(ExactScoreMethod):
         """Bisection on the device."""
         from ffd.kernels.thresholds import bisect_top_p
 
-        return bisect_top_p(exact.units, exact.num_units, exact.maxima, self.p)
+        return bisect_top_p(exact.units, lengths, exact.maxima, self.p, self.unit)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import pytest
@@ -9,7 +10,7 @@ import torch
 
 from ffd import Engine
 from ffd.kernels.thresholds import bisect_top_p, radix_top_k
-from ffd.methods import Method, create, method_names
+from ffd.methods import Method, component, create, method_names
 from ffd.selection import top_k, top_p_threshold
 from tests.method_checks import check_appends, check_executors, check_ledger
 from tests.method_harness import filled, make_case, method_of
@@ -18,6 +19,11 @@ from tests.tiny import random_prompt, tiny_model
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
 
 NAMES = method_names()
+GRID = [
+    {"bits": bits, "select": select, "path": path}
+    for bits, select, path in itertools.product(component.BITS, component.COST_KNOBS, component.PATHS)
+    if (bits, select, path) != (2, "topdelta", "fused")  # FFD, which has tests of its own
+]
 LONG = [
     ("quest", {}),
     ("quest", {"last_page": "eval", "select_per": "group", "token_budget": 512}),
@@ -32,6 +38,8 @@ LONG = [
     ("topdelta", {"delta": 2.0}),
     ("topdelta", {"delta": 2.0, "granularity": "block", "select_per": "group", "force_local": True}),
     ("sink_threshold", {"delta": 1.0}),
+    ("component", {"delta": 2.0}),
+    *(("component", {**knobs, "delta": 2.0, "token_budget": 2048, "p": 0.8}) for knobs in GRID),
     ("streaming", {}),
     ("ffd", {"delta": 2.0}),
     ("dense", {}),
@@ -42,6 +50,14 @@ LONG = [
 @pytest.mark.parametrize(("group", "d"), [(1, 64), (3, 80), (4, 128), (7, 64), (8, 96), (2, 256)])
 def test_the_executors_agree(name: str, group: int, d: int) -> None:
     check_executors(method_of(name), make_case(batch=3, group=group, d=d, seed=group).to("cuda"), 1e-4)
+
+
+@pytest.mark.parametrize("knobs", GRID, ids=str)
+def test_the_executors_agree_at_every_point_of_the_grid(knobs: dict[str, object]) -> None:
+    small = {"delta": 0.8, "token_budget": 32, "p": 0.7, "block_size": 64, "sub_block": 16, "n_sink": 4, "n_local": 20}
+    for group, d in ((1, 64), (3, 80), (8, 128)):
+        check_executors(create("component", {**small, **knobs}), make_case(3, 2, group, d, seed=group).to("cuda"), 1e-4)
+    check_appends(create("component", {**small, **knobs}), "cuda")
 
 
 @pytest.mark.parametrize("name", NAMES)

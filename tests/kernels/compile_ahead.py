@@ -1,6 +1,7 @@
 """Compiles every kernel that a method's append and decode launch, for an H100-class GPU, without having one.
 
-Usage: ``python -m tests.kernels.compile_ahead NAME ...`` with names of methods; prints one line per kernel.
+Usage: ``python -m tests.kernels.compile_ahead NAME[,KNOB=VALUE...] ...`` with names of methods; prints one line
+per kernel.
 The interpreter accepts programs that the compiler refuses, so it cannot replace this.
 """
 
@@ -12,11 +13,12 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+import yaml
 
 _SHARED_MEMORY = 227 << 10
 
 
-def main(names: list[str]) -> None:
+def main(methods: list[str]) -> None:
     properties = types.SimpleNamespace(
         multi_processor_count=132, shared_memory_per_block_optin=_SHARED_MEMORY, major=9, minor=0
     )
@@ -27,12 +29,13 @@ def main(names: list[str]) -> None:
     from ffd.methods import method_class
     from tests.method_harness import append, make_case, new_layer, prefill
 
-    for name in names:
+    for name, *assignments in (method.split(",") for method in methods):
+        given = {knob: yaml.safe_load(value) for knob, value in (a.split("=") for a in assignments)}
         shapes = ((4, 128, torch.bfloat16, 16384), (7, 64, torch.float16, 192), (3, 80, torch.float32, 192))
         for group, d, dtype, capacity in shapes:
             case = make_case(group=group, d=d)
             knobs = {"group_size": 16} if "group_size" in method_class(name)().knobs() and d == 80 else {}
-            layer = new_layer(method_class(name).from_knobs(knobs), case, "fused", capacity, dtype)
+            layer = new_layer(method_class(name).from_knobs({**knobs, **given}), case, "fused", capacity, dtype)
             layer.geometry = replace(layer.geometry, layer=1)  # a launch of an inner layer fetches ahead
             prefill(layer, case, [120])
             layer.decode(append(layer, case), case.scale)

@@ -10,12 +10,24 @@ import torch
 from ffd.kernels import digit_search, thresholds
 from ffd.kernels.scores import score_rows
 from ffd.kernels.thresholds import bisect_top_p, radix_top_k
-from ffd.methods import create, method_names
+from ffd.methods import LayerGeometry, create, method_names
 from ffd.selection import top_k, top_p_threshold
+from ffd.thumbnails import Thumbnails
 from tests.method_checks import check_appends, check_executors, check_ledger
-from tests.method_harness import make_case, method_of
+from tests.method_harness import CAPACITY, make_case, method_of
 
 NAMES = method_names()
+BLOCKS = {"delta": 0.8, "token_budget": 32, "p": 0.7, "block_size": 64, "sub_block": 16, "n_sink": 4, "n_local": 20}
+COMPONENTS = [
+    (2, "topk", "fused"),
+    (2, "topp", "decoupled"),
+    (4, "topdelta", "fused"),
+    (4, "topk", "decoupled"),
+    (8, "topp", "fused"),
+    (8, "topdelta", "decoupled"),
+    (16, "topk", "fused"),
+    (16, "topdelta", "fused"),
+]
 VARIANTS = [
     ("quest", {"token_budget": 64, "last_page": "eval", "skip_layers": 0}),
     ("quest", {"token_budget": 16, "select_per": "group", "skip_layers": 0}),
@@ -32,6 +44,7 @@ VARIANTS = [
     ("topdelta", {"delta": 0.5, "granularity": "block", "unit_size": 64}),
     ("topdelta", {"delta": 2.0, "select_per": "group"}),
     ("sink_threshold", {"delta": 0.0, "granularity": "page", "select_per": "group"}),
+    *(("component", {**BLOCKS, "bits": bits, "select": select, "path": path}) for bits, select, path in COMPONENTS),
 ]
 
 
@@ -63,6 +76,22 @@ def test_the_executors_agree_after_appends_across_boundaries(name: str) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_the_fused_ledger_equals_a_recount_of_the_reference_selection(name: str) -> None:
     check_ledger(method_of(name), "fused")
+
+
+@pytest.mark.parametrize("bits", [2, 4, 8])
+def test_a_block_is_quantised_on_the_device_as_in_torch(bits: int) -> None:
+    case = make_case(batch=2, d=80)
+    case.keys[:, 0, :, 3] = 0.0
+    keys = case.keys.half().contiguous()
+    geometry = LayerGeometry(2, 4, 2, 80, CAPACITY, torch.float16, torch.device("cpu"))
+    fused, plain = (Thumbnails(geometry, bits, 64) for _ in range(2))
+    for lengths in ([65, 128], [66, 129], [1, 0]):  # row 0 opens its second block, then row 1 its third
+        for executor, thumbnails in (("fused", fused), ("reference", plain)):
+            thumbnails.append(keys, torch.tensor(lengths, dtype=torch.int32), executor)
+    assert torch.equal(fused.codes, plain.codes)
+    assert torch.equal(fused.half_step, plain.half_step)
+    assert plain.half_step[1, 1, 1].all()
+    assert not plain.half_step[0, :, 1].any()
 
 
 @pytest.fixture(params=["one program a row", "many programs a row"])
