@@ -9,9 +9,9 @@ from analysis.kernel import latency, roof, roofline
 from analysis.labels import distinct_labels
 from analysis.load import Outputs, Run
 from analysis.measurements import kernel_timings
+from analysis.pareto import pareto
 from analysis.tables.selection import keep_ratios, layer_sparsity
 from analysis.tables.sources import recipe
-from analysis.terminal import average
 
 
 def build_figures(outputs: Outputs, size: str | None = None) -> list[Figure]:
@@ -27,7 +27,7 @@ def build_figures(outputs: Outputs, size: str | None = None) -> list[Figure]:
         _by_layer("sparsity_by_layer", "Sparsity by layer", "tokens not loaded, %", layers, layer_sparsity),
         *(_heat(run) for run in heads[:1]),
         *(_distribution(run) for run in heads[:1]),
-        *_pareto(scored, quality),
+        *pareto(scored, quality, kernel),
         latency(kernel),
         roofline(kernel, roof(kernel)),
     ]
@@ -90,41 +90,3 @@ def _distribution(run: Run) -> Figure:
     kept = tuple(keep_ratios(run))
     title = _titled([run], "Kept share over layer-head pairs")
     return Figure("keep_distribution", title, "kept, %", "pairs", (Series(run.run_id, kept, ()),), "histogram")
-
-
-def _pareto(scored: Sequence[Run], quality: Sequence[Run]) -> list[Figure]:
-    """What is lost against what is read, and against the time of a decode step in the same run."""
-    figures = []
-    for x, x_label, of in (
-        ("bytes", "bytes read of dense", lambda run: run.figure("sparsity.bytes_ratio")),
-        ("time", "ms per decode step", _step_ms),
-    ):
-        for y, y_label, runs, value in (
-            ("accuracy", "average score", scored, average),
-            ("recall", "mass recall", quality, lambda run: run.figure("fidelity.mass_recall")),
-            ("lse", "LSE error, mean, nat", quality, lambda run: run.figure("fidelity.lse_error_mean")),
-            ("kl", "KL to dense, nat", quality, lambda run: run.figure("forced.kl_mean")),
-        ):
-            figures.append(_cloud(f"pareto_{y}_{x}", x_label, y_label, runs, of, value))
-    return figures
-
-
-def _cloud(
-    name: str,
-    x_label: str,
-    y_label: str,
-    runs: Sequence[Run],
-    x: Callable[[Run], float | None],
-    y: Callable[[Run], float | None],
-) -> Figure:
-    series = []
-    for label, run in zip(distinct_labels([r.method for r in runs]), runs, strict=True):
-        fx, fy = x(run), y(run)
-        if fx is not None and fy is not None:
-            series.append(Series(label, (fx,), (fy,), (run.run_id,)))
-    return Figure(name, _titled(runs, f"{y_label} against {x_label}"), x_label, y_label, tuple(series), "points")
-
-
-def _step_ms(run: Run) -> float | None:
-    rate = run.figure("timing.decode_tok_s")
-    return 1000 / rate if rate else None

@@ -15,7 +15,9 @@ from analysis.drawing import svg
 from analysis.figures import build_figures
 from analysis.labels import distinct_labels
 from analysis.load import LoadError, load
+from analysis.measurements import Timing
 from analysis.pairing import PairingError
+from analysis.pareto import pareto
 from analysis.published import published
 from analysis.tables import build_tables
 from tests.analysis_outputs import job, write_run, write_sweep
@@ -210,6 +212,28 @@ def test_the_commands_write_every_format_and_one_offline_page(outputs, capsys):
     assert {"recall_kept", "sparsity_by_layer", "keep_heads", "keep_distribution", "pareto_accuracy_bytes"} <= figures
     for path in (folder / "figures").glob("*.svg"):
         ElementTree.parse(path)
+
+
+def test_runs_stand_at_the_kernel_time_of_their_own_method_and_kept_share(outputs):
+    def row(method, kept, time_us, T, **changes):
+        usual = {"B": 1, "T": T, "kept": kept, "kept_target": kept, "step": ["attend", "reduce"], "time_us": time_us}
+        return Timing("kernel.json", "a GPU", "", {"method": method, **usual, **changes})
+
+    timings = [
+        row("ffd", 0.2, 10.0, 1024),
+        row("ffd", 0.4, 30.0, 1024),
+        row("ffd", 0.25, 99.0, 4096),  # another length
+        row("ffd", 0.25, 99.0, 1024, l2="hot"),
+        row("quest", 0.5, 40.0, 1024),
+        row("dense", 1.0, 50.0, 1024),
+    ]
+    runs = [load(outputs).runs[name] for name in ("ffd-1", "quest-1", "dense-1")]
+    figures = {figure.name: figure for figure in pareto(runs, runs, timings)}
+    (ffd,) = figures["pareto_recall_kernel"].series  # quest's and dense's share, 0.25 here, was not timed
+    assert ffd.x == pytest.approx((15.0,))
+    assert (ffd.y, ffd.names) == ((0.97,), ("ffd-1",))
+    assert figures["pareto_recall_kernel"].x_label == "us per layer step at 1024 tokens, a GPU"
+    assert figures["pareto_accuracy_bytes"].series[0].x == (0.3,)
 
 
 def test_figures_repeat_byte_by_byte(outputs):
