@@ -48,7 +48,7 @@ def code_fingerprint(roots: Iterable[str]) -> str:
         if path is None:
             continue
         tree = ast.parse(path.read_text())
-        pending.extend(m for m in _imports(tree, name) if m.split(".")[0] in PACKAGES)
+        pending.extend(m for m in _imports(tree) if m.split(".")[0] in PACKAGES)
         trees[name] = ast.dump(_without_docstrings(tree))
     return digest(trees)
 
@@ -63,8 +63,17 @@ def _source(module: str) -> Path | None:
     return Path(spec.origin) if spec is not None and spec.origin and spec.origin.endswith(".py") else None
 
 
-def _imports(tree: ast.Module, module: str) -> Iterable[str]:
-    for node in ast.walk(tree):
+def _statements(node: ast.AST) -> Iterable[ast.AST]:
+    """The node and all statements inside it; expressions, most of a tree, hold none."""
+    yield node
+    for field in ("body", "orelse", "finalbody", "handlers", "cases"):
+        inner = getattr(node, field, ())
+        for statement in inner if isinstance(inner, list) else ():
+            yield from _statements(statement)
+
+
+def _imports(tree: ast.Module) -> Iterable[str]:
+    for node in _statements(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
@@ -74,7 +83,7 @@ def _imports(tree: ast.Module, module: str) -> Iterable[str]:
 
 
 def _without_docstrings(tree: ast.Module) -> ast.Module:
-    for node in ast.walk(tree):
+    for node in _statements(tree):
         body = getattr(node, "body", None)
         if not isinstance(body, list):
             continue
