@@ -66,8 +66,8 @@ def matched(config: RunConfig) -> RunConfig:
         If the method has no knob to search along, or no value of it meets the target.
     """
     name = config.method["name"]
-    method = method_class(name)
-    knob = method.search_knob
+    method = make_method(config.method)
+    knob = method.cost_knob
     target = f"match.{config.match.target}={config.match.value}"
     plain = replace(config, match=replace(config.match, target=None))
     if knob is None and method.reads_everything:

@@ -24,7 +24,7 @@ def test_the_fused_two_bit_margin_is_ffd() -> None:
     assert layer.method == FFD(delta=1.5, **BLOCKS)  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize("delta", [0.5, 2.0])
+@pytest.mark.parametrize("delta", [0.0, 0.5, 2.0])
 def test_the_decoupled_two_bit_margin_keeps_what_ffd_keeps(delta: float) -> None:
     case = make_case(batch=len(LENGTHS), group=3, d=64, seed=4)
     ffd, q = filled(FFD(delta=delta, residual="exact", **BLOCKS), case, LENGTHS)
@@ -32,7 +32,7 @@ def test_the_decoupled_two_bit_margin_keeps_what_ffd_keeps(delta: float) -> None
     expected, got = ffd.select(q, case.scale), apart.select(q, case.scale)
     assert torch.equal(got.selected, expected.selected)
     assert torch.equal(got.scanned, expected.scanned)
-    assert 0.1 < got.selected.float().mean() < 0.9
+    assert 0.05 < got.selected.float().mean() < 0.9
     torch.testing.assert_close(got.pseudo_max, expected.pseudo_max)
     torch.testing.assert_close(got.estimate, expected.estimate, equal_nan=True)
 

@@ -90,7 +90,7 @@ class Grid:
 
 def has_margins(method: Method) -> bool:
     """Whether the kept fraction of a method's layers can be set by margins per head, as calibration sets them."""
-    return "deltas" in method.knobs()
+    return method.margins_per_head
 
 
 def cases(grid: Grid, methods: Sequence[Method]) -> Iterator[Case]:

@@ -85,6 +85,11 @@ def _score_kernel(
                 scores = tl.dot(b_q, b_k, input_precision="ieee") * scale_log2
             exact = scores
         seen = m_t[None, :] & m_g[:, None]
+        if NEAR:
+            # A near token is tested by its exact score too: it may be where the threshold comes from.
+            near = ((token < N_SINK) | (token >= count - N_LOCAL))[None, :]
+            exact = tl.where(seen & near, exact, float("-inf"))
+            scores = tl.maximum(scores, exact)
         scores = tl.where(seen, scores, float("-inf"))
         if STORE_TOKENS:
             tl.store(tokens_ptr + (row_head * G + o_g)[:, None] * capacity + token[None, :], scores, mask=seen)
@@ -93,8 +98,7 @@ def _score_kernel(
             UNIT > 1 or not STORE_TOKENS,
         )  # fmt: skip
         if NEAR:
-            near = seen & ((token < N_SINK) | (token >= count - N_LOCAL))[None, :]
-            largest = tl.max(tl.where(near, exact, float("-inf")), 1)
+            largest = tl.max(exact, 1)
         top = tl.maximum(top, largest)
     store_maxima(maxima_ptr, top, row_head, program, num_programs, G, GM, POOL)
 
@@ -130,7 +134,8 @@ def score_rows(
     thumbnails
         Score complete blocks by these; the tail's keys are scored exactly.
     near
-        First and last tokens over whose exact scores `Scores.maxima` is taken, instead of over all units.
+        First and last tokens over whose exact scores `Scores.maxima` is taken, instead of over all units; they
+        score the larger of thumbnail and key.
     unit
         Rows per unit, a power of two, at most a block of thumbnails.
     pool

@@ -244,6 +244,11 @@ class Method(ABC):
         return self.search_knob
 
     @property
+    def margins_per_head(self) -> bool:
+        """Whether its layers read a margin for each query head from ``delta_nats``, a float32 tensor [Hq]."""
+        return "deltas" in self.knobs()
+
+    @property
     def dense_layers(self) -> int:
         """Leading layers this method leaves dense (``skip_layers`` where it has that knob)."""
         return getattr(self, "skip_layers", 0)

@@ -6,7 +6,8 @@ Rule, per kv head with G query heads (the ablation of "Faster Than Flash", arXiv
    (16: from the keys themselves); the tail, up to a block of the newest tokens, exactly.
 2. Select whole sub-blocks: the ``token_budget`` with the largest scores over the group (``topk``), or by any head
    of the group the smallest set with mass ``p`` (``topp``), or those within ``delta`` of FFD's pseudo-maximum, the
-   largest exact score of the first ``n_sink`` and the last ``n_local`` tokens (``topdelta``). The tail is kept.
+   largest exact score of the first ``n_sink`` and the last ``n_local`` tokens, which are tested by their exact
+   scores too (``topdelta``). The tail is kept.
 3. Attend exactly, over 16-bit keys, to what any head of the group keeps.
 
 ``path`` says how, and never changes what is kept. ``decoupled``: a launch writes every score to memory, another
@@ -108,6 +109,11 @@ class Component(Method):
         return COST_KNOBS[self.select]
 
     @property
+    def margins_per_head(self) -> bool:
+        """For the rule that has a margin."""
+        return self.select == "topdelta"
+
+    @property
     def unit(self) -> int:
         """Tokens per sub-block."""
         return self.sub_block or self.block_size
@@ -173,7 +179,9 @@ class ComponentLayer(DenseLayer):
             kept = at_least(units, top_p_threshold(units, m.p))
         else:
             pseudo_max = reference.pseudo_max(exact, self.lengths, m.n_sink, m.n_local)
-            kept = at_least(reference.unit_max(scan, seen, m.unit), pseudo_max - self.delta_nats)
+            near = reference.near_tokens(self.lengths, n, m.n_sink, m.n_local)[:, None]
+            tested = torch.where(near, torch.maximum(scan, exact), scan)
+            kept = at_least(reference.unit_max(tested, seen, m.unit), pseudo_max - self.delta_nats)
         tail = ~reference.visible((self.lengths - 1) // m.block_size * m.block_size, n)[:, None]
         selected = (reference.expand_units(kept, m.unit, n) | tail) & seen
         return Selection(
