@@ -27,7 +27,7 @@ def accuracy_tables(outputs: Outputs, size: str | None) -> list[Table]:
         ("ruler_32k", "ruler_32k", "ruler", "RULER by task", of_artifact("ruler_32k")),
         ("longbench", "longbench", "longbench", "LongBench by category", of_artifact("longbench", model="llama")),
         ("qwen_ruler", "qwen", "ruler", "Qwen2.5: RULER", of_artifact("ruler", model="qwen")),
-        ("qwen_longbench", "qwen", "longbench", "Qwen2.5: LongBench", of_artifact("longbench", model="qwen")),
+        ("qwen_longbench", "qwen_longbench", "longbench", "Qwen2.5: LongBench", of_artifact("longbench", model="qwen")),
         (
             "component_accuracy",
             "component_accuracy",
