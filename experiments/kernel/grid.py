@@ -69,7 +69,7 @@ class Entry:
     @property
     def label(self) -> str:
         """Name and target."""
-        return self.method.name if self.kept is None else f"{self.method.name} kept={self.kept:g}"
+        return self.method.label if self.kept is None else f"{self.method.label} kept={self.kept:g}"
 
 
 @dataclass(frozen=True)
@@ -126,7 +126,24 @@ FFD_KNOBS: dict[str, dict[str, Any]] = {"ffd": {"delta": 5.0}}
 OTHERS: dict[str, dict[str, Any]] = {
     name: {} for name in ("quest", "twilight", "kivi", "topk", "topp", "topdelta", "sink_threshold", "streaming")
 }
-PARTS = ("lengths", "batch", "methods", "geometry")
+PARTS = ("lengths", "batch", "methods", "components", "geometry")
+COMPONENT_KEPT = 0.273
+"""Kept share of the paper's ablation of the selection rule."""
+
+
+def components(shape: Shape) -> Point:
+    """The ablation's grid and the exact rules per token and head, all keeping the same share; FFD is its fused point.
+
+    The planted blocks carry all the mass, so that nearly all of it keeps what the margin keeps.
+    """
+    from ffd.methods.component import BITS, COST_KNOBS, PATHS
+
+    mass: dict[str, Any] = {"p": 0.999}
+    bits = sorted(BITS, key=(2, 16).__contains__, reverse=True)  # the paper's first, should time run out
+    grid = [("component", {"bits": b, "select": s, "path": p, **mass}) for b in bits for s in COST_KNOBS for p in PATHS]
+    grid += [("topk", {}), ("topp", mass), ("topdelta", {})]
+    chosen = tuple(e for name, knobs in grid for e in entries(name, knobs, shape, (COMPONENT_KEPT,)))
+    return Point(shape, (Mode(),), chosen, stages=False)
 
 
 def standard(part: str) -> list[Point]:
@@ -140,6 +157,8 @@ def standard(part: str) -> list[Point]:
         timed = [(16384 - OFF_BLOCK, ALL_MODES), (65536 - OFF_BLOCK, ALL_MODES)]
         chosen = {**FFD_KNOBS, **OTHERS}
         return [point(Shape(1, T), chosen, (0.18,), modes, stages=False) for T, modes in timed]
+    if part == "components":
+        return [components(Shape(1, T - OFF_BLOCK)) for T in (16384, 65536)]
     geometries = [(1, 128, "bfloat16"), (7, 128, "bfloat16"), (8, 128, "bfloat16"), (4, 64, "bfloat16"),
                   (7, 64, "bfloat16"), (4, 128, "float16")]  # fmt: skip
     return [

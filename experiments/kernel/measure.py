@@ -177,7 +177,7 @@ class PointRun:
     def _row(self, entry: Entry, passed: Passed, mode: Mode, step: str, time_us: float, size: float, rule: str) -> Row:
         s, floor = self.shape, size / self.bandwidth
         return Row(
-            method=entry.method.name, knobs=plain(entry.method.knobs()), storage=storage(entry.method.knobs()),
+            method=entry.method.label, knobs=plain(entry.method.knobs()), storage=storage(entry.method.knobs()),
             B=s.B, T=s.T, Hq=s.Hq, Hkv=s.Hkv, d=s.d, dtype=s.dtype, trace=s.trace,
             kept_target=entry.kept, kept=passed.kept, source="captured" if s.trace else "planted",
             timing=mode.timing, l2=mode.l2, step=step.split(), time_us=time_us, bytes=size, bytes_rule=rule,

@@ -35,7 +35,7 @@ class Bench:
 
     def point(self, case: Case) -> dict[str, Any]:
         """The fields that name a row."""
-        named = {"device": self.device_name, "protocol": case.protocol, "method": case.method.name}
+        named = {"device": self.device_name, "protocol": case.protocol, "method": case.method.label}
         return {**named, "B": case.B, "T": case.T, "kept_target": case.kept, "fuse": case.fuse}
 
     def speed(self, case: Case, milliseconds: float, cache_bytes: float) -> dict[str, Any]:

@@ -59,7 +59,7 @@ class Case:
     @property
     def name(self) -> str:
         """Protocol, method and what tells them apart: the row's task in ``samples.jsonl``."""
-        parts = [self.protocol, self.method.name]
+        parts = [self.protocol, self.method.label]
         if self.kept is not None and has_margins(self.method):
             parts.append(f"kept {self.kept:g}")
         if self.protocol == FAIR and self.fuse != "auto":

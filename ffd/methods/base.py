@@ -239,6 +239,11 @@ class Method(ABC):
         """Allocate the storage of one layer; raises `KnobError` if the knobs do not fit the geometry."""
 
     @property
+    def label(self) -> str:
+        """Name in a table: `name`, and what makes two configurations two methods."""
+        return self.name
+
+    @property
     def cost_knob(self) -> SearchKnob | None:
         """`search_knob`, unless another knob decides which one it is."""
         return self.search_knob

@@ -104,6 +104,11 @@ class Component(Method):
         )
 
     @property
+    def label(self) -> str:
+        """The point of the grid."""
+        return f"{self.name} {self.bits} bit {self.select} {self.path}"
+
+    @property
     def cost_knob(self) -> SearchKnob:
         """The rule's own."""
         return COST_KNOBS[self.select]
