@@ -7,8 +7,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ffd.kernels.common import follow_previous_launch
 from ffd.kernels.launch import hardware, padded
-from ffd.kernels.weights import start_next_launch, wait_for_previous_launch
 
 _CHUNK = 2048
 
@@ -19,10 +19,9 @@ def _chunk_best_kernel(
     STOPS: tl.constexpr, CHUNK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Grid (chunks, B). logits [B, vocabulary]; best fp32, index int32 [B, chunks]."""
-    start_next_launch(PDL)
     chunk = tl.program_id(0)
     row = tl.program_id(1)
-    wait_for_previous_launch(PDL)
+    follow_previous_launch(PDL)
     o_v = chunk * CHUNK + tl.arange(0, CHUNK)
     logits = tl.load(logits_ptr + row.to(tl.int64) * stride + o_v, mask=o_v < vocabulary, other=float("-inf"))
     logits = logits.to(tl.float32)
@@ -43,8 +42,7 @@ def _advance_kernel(
     STOPS: tl.constexpr, CHUNKS: tl.constexpr, ROWS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Grid (1,): all rows, so that the one counter of new tokens has one reader and writer."""
-    start_next_launch(PDL)
-    wait_for_previous_launch(PDL)
+    follow_previous_launch(PDL)
     o_b = tl.arange(0, ROWS)
     o_c = tl.arange(0, CHUNKS)
     m_b = o_b < rows

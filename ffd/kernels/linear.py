@@ -12,6 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ffd.kernels.common import follow_previous_launch
 from ffd.kernels.launch import compute_dtype, hardware
 from ffd.kernels.weights import (
     Tiling,
@@ -19,9 +20,7 @@ from ffd.kernels.weights import (
     load_tokens,
     load_weights,
     padded_tokens,
-    start_next_launch,
     store_product,
-    wait_for_previous_launch,
 )
 
 
@@ -34,7 +33,6 @@ def _linear_kernel(
     STAGES: tl.constexpr, COMPUTE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Grid (blocks of ROWS rows, those of w0 first). x [M, K]; w [N, K]; bias [N]; residual, out [M, N]."""
-    start_next_launch(PDL)
     block = tl.program_id(0)
     w_ptr, bias_ptr, out_ptr, num_rows = w0_ptr, bias0_ptr, out0_ptr, rows0
     # Selected, not branched to: branches would each have their own buffers, and a branch hides the alignment.
@@ -55,7 +53,7 @@ def _linear_kernel(
         num_rows = tl.where(third, rows2, num_rows)
         block = tl.where(third, block - blocks1, block)
     first = block * ROWS
-    wait_for_previous_launch(PDL)
+    follow_previous_launch(PDL)
     acc = tl.zeros([ROWS, TOKENS], tl.float32)
     for start in tl.range(0, num_columns, DEPTH, num_stages=STAGES):
         b_w = load_weights(w_ptr, first, start, num_rows, num_columns, ROWS, DEPTH, EVEN_ROWS, EVEN_COLUMNS)
@@ -75,10 +73,10 @@ def _linear_kernel(
 def choose(rows: int, multiprocessors: int) -> Tiling:
     """Tiling of matrices that have ``rows`` rows together: one wave of programs where the rows allow it."""
     if 16 * multiprocessors < rows <= 32 * multiprocessors:
-        return Tiling(rows=32, depth=256, buffers=6, programs=1)
+        return Tiling(rows=32, depth=256, ahead=1536, programs=1)
     if rows <= 48 * multiprocessors:
-        return Tiling(rows=16, depth=256, buffers=6, programs=3)
-    return Tiling(rows=32, depth=256, buffers=4, programs=2)
+        return Tiling(rows=16, depth=256, ahead=1536, programs=3)
+    return Tiling(rows=32, depth=256, ahead=1024, programs=2)
 
 
 def linear(

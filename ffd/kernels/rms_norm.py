@@ -6,18 +6,17 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ffd.kernels.common import follow_previous_launch
 from ffd.kernels.launch import hardware, padded
-from ffd.kernels.weights import start_next_launch, wait_for_previous_launch
 
 
 @triton.jit
 def _rms_norm_kernel(x_ptr, weight_ptr, out_ptr, epsilon, SIZE: tl.constexpr, PADDED: tl.constexpr, PDL: tl.constexpr):
     """Grid (rows,). x, out [rows, SIZE]; weight [SIZE]."""
-    start_next_launch(PDL)
     o_c = tl.arange(0, PADDED)
     m_c = o_c < SIZE
     b_w = tl.load(weight_ptr + o_c, mask=m_c, other=0.0).to(tl.float32)
-    wait_for_previous_launch(PDL)
+    follow_previous_launch(PDL)
     row = tl.program_id(0).to(tl.int64) * SIZE
     b_x = tl.load(x_ptr + row + o_c, mask=m_c, other=0.0).to(tl.float32)
     scale = tl.rsqrt(tl.sum(b_x * b_x, 0) / SIZE + epsilon)

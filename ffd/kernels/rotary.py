@@ -6,8 +6,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ffd.kernels.common import follow_previous_launch
 from ffd.kernels.launch import hardware, padded
-from ffd.kernels.weights import start_next_launch, wait_for_previous_launch
 
 
 @triton.jit
@@ -39,12 +39,11 @@ def _rotary_kernel(
     HQ: tl.constexpr, HKV: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Grid (Hq + Hkv, B). q, k [B, heads, D]; cos, sin [B or 1, D]."""
-    start_next_launch(PDL)
     head = tl.program_id(0)
     row = tl.program_id(1).to(tl.int64)
     p_cos = cos_ptr + row * angle_row
     p_sin = sin_ptr + row * angle_row
-    wait_for_previous_launch(PDL)
+    follow_previous_launch(PDL)
     if head < HQ:
         _rotate_head(q_ptr + row * q_row + head * q_head, q_out_ptr + (row * HQ + head) * D, p_cos, p_sin, D, DP)
     else:

@@ -6,6 +6,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ffd.kernels.common import follow_previous_launch
 from ffd.kernels.launch import compute_dtype, hardware
 from ffd.kernels.weights import (
     Tiling,
@@ -13,12 +14,10 @@ from ffd.kernels.weights import (
     load_tokens,
     load_weights,
     padded_tokens,
-    start_next_launch,
     store_product,
-    wait_for_previous_launch,
 )
 
-TILING = Tiling(rows=16, depth=128, buffers=3, programs=7)
+TILING = Tiling(rows=16, depth=128, ahead=384, programs=7)
 """All of Llama-3.1-8B's rows in one wave."""
 
 
@@ -29,9 +28,8 @@ def _swiglu_kernel(
     DEPTH: tl.constexpr, TOKENS: tl.constexpr, STAGES: tl.constexpr, COMPUTE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Grid (blocks of ROWS rows,). x [M, K]; gate, up [N, K]; biases [N]; out [M, N]."""
-    start_next_launch(PDL)
     first = tl.program_id(0) * ROWS
-    wait_for_previous_launch(PDL)
+    follow_previous_launch(PDL)
     gate = tl.zeros([ROWS, TOKENS], tl.float32)
     up = tl.zeros([ROWS, TOKENS], tl.float32)
     for start in tl.range(0, num_columns, DEPTH, num_stages=STAGES):

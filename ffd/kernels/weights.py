@@ -25,8 +25,8 @@ class Tiling:
     """Rows of each weight matrix per program: 16 for each warp."""
     depth: int
     """Columns per step."""
-    buffers: int
-    """Tiles on their way at once per program, at most."""
+    ahead: int
+    """Columns on their way at once."""
     programs: int
     """Programs that a multiprocessor is to hold at once."""
 
@@ -37,8 +37,8 @@ class Tiling:
 
     @property
     def stages(self) -> int:
-        """Triton's number of pipeline stages: the tile being multiplied counts."""
-        return self.buffers + 1
+        """Triton's number of pipeline stages: tiles on their way and the one being multiplied."""
+        return self.ahead // self.depth + 1
 
 
 def fit(tiling: Tiling, columns: int, matrices: int, tokens: int, gpu: Hardware) -> Tiling:
@@ -47,32 +47,16 @@ def fit(tiling: Tiling, columns: int, matrices: int, tokens: int, gpu: Hardware)
     while depth > 64 and columns % depth:  # masked loads only where no tile divides the matrix
         depth //= 2
     share = gpu.shared_memory // tiling.programs - 1024  # of which each program costs the hardware one kilobyte
-    tile = 2 * depth * (matrices * tiling.rows + tokens)
-    return replace(tiling, depth=depth, buffers=max(2, min(tiling.buffers, share // tile)))
+    per_column = 2 * (matrices * tiling.rows + tokens)
+    while depth > 64 and share < 3 * depth * per_column:
+        depth //= 2
+    buffers = min(tiling.ahead // depth, triton.cdiv(columns, depth), share // (depth * per_column))
+    return replace(tiling, depth=depth, ahead=depth * max(2, buffers))
 
 
 def padded_tokens(tokens: int) -> int:
     """Columns of the tensor-core tile that holds the tokens."""
     return 8 if tokens <= 8 else MAX_TOKENS
-
-
-@triton.jit
-def start_next_launch(PDL: tl.constexpr):
-    """Let the next launch be set up at once, before this one's own wait.
-
-    Only in kernels that are followed by ones that wait before they read anything a launch wrote; the exception
-    that `common.follow_previous_launch` grants (reading what precedes the previous launch) does not hold after
-    these. Completion stays transitive: the next launch's wait ends after this one, which ends after its own wait.
-    """
-    if PDL:
-        tl.extra.cuda.gdc_launch_dependents()
-
-
-@triton.jit
-def wait_for_previous_launch(PDL: tl.constexpr):
-    """Wait until the previous launch is complete; nothing but weights may be touched before."""
-    if PDL:
-        tl.extra.cuda.gdc_wait()
 
 
 @triton.jit
