@@ -72,7 +72,8 @@ def forced_logits(
             continue
         cache.probe = engine.probe if probed else None
         try:
-            logits = engine._forward(tokens[:, step : step + 1], position + step, mask)
+            with engine._fusion.active():
+                logits = engine._forward(tokens[:, step : step + 1], position + step, mask)
         finally:
             cache.probe = None
         yield logits
@@ -90,7 +91,8 @@ class _ForcedStep:
         engine._prefill([[0]] * rows, [1] * rows)
 
         def step() -> None:
-            self._logits = engine._forward(self._token, self._position, None)
+            with engine._fusion.active():
+                self._logits = engine._forward(self._token, self._position, None)
 
         self._graph = CapturedStep(step)
 
