@@ -1,4 +1,4 @@
-"""``python -m analysis tables|figures|report|compare|runs``: what the stored runs say."""
+"""``python -m analysis tables|figures|report|compare|runs|record``: what the stored runs say."""
 
 from __future__ import annotations
 
@@ -72,6 +72,15 @@ def _runs(outputs: Outputs, options: argparse.Namespace) -> None:
     print_runs([run for run in outputs.runs.values() if all(_attribute(run, k) == v for k, v in wanted.items())])
 
 
+def _record(outputs: Outputs, options: argparse.Namespace) -> None:
+    from analysis.measurements import COMMITTED
+    from analysis.record import write_record
+
+    runs = [find(outputs, name) for name in options.runs]
+    path = (options.folder or COMMITTED) / f"{options.name}.json"
+    print(write_record(path, runs, revision=options.revision, date=options.date, note=options.note))
+
+
 def _measurements(_: Outputs, options: argparse.Namespace) -> None:
     from analysis.performance import write_measurements
 
@@ -118,6 +127,14 @@ def _parser() -> argparse.ArgumentParser:
     compare.add_argument("run_b", metavar="RUN_B")
     compare.add_argument("--margin", type=float, default=1.0, help="points that still count as no loss (default: 1)")
     compare.set_defaults(command=_compare)
+    record = commands.add_parser("record", help="write a record of runs that travels with the code", parents=[common])
+    record.add_argument("name", metavar="NAME", help="of the record, e.g. ruler-16k-qwen05b-h200")
+    record.add_argument("runs", metavar="RUN", nargs="+", help="id of a run, or its beginning")
+    record.add_argument("--revision", help="commit of the runs, where their checkout had no history")
+    record.add_argument("--date", required=True, help="day of the runs, e.g. 2026-11-29")
+    record.add_argument("--note", help="what a reader of the figures must know")
+    record.add_argument("--folder", type=Path, help="where to write (default: analysis/measurements)")
+    record.set_defaults(command=_record)
     measured = commands.add_parser("measurements", help="write the README's performance block and its figures")
     measured.set_defaults(command=_measurements, out=None)
     runs = commands.add_parser("runs", help="list runs", parents=[common])

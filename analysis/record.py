@@ -1,0 +1,91 @@
+"""A record of runs that travels with the code: what their summaries say, and on what machine they were made."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from analysis.comparison import compare
+from analysis.load import LoadError, Run
+from analysis.pairing import PairingError
+
+_MACHINE = ("device", "versions", "python", "cuda", "git")
+"""Of a run's environment: what all runs of a record share."""
+_SETTINGS = ("runner", "seed", "fidelity", "engine")
+"""Of a run's identity, beside the method, model and task that its summary names."""
+
+
+def write_record(path: Path, runs: Sequence[Run], *, revision: str | None, date: str, note: str | None = None) -> Path:
+    """Write a record of finished runs of one machine; what differs by prompt or head stays in the runs' folders.
+
+    Parameters
+    ----------
+    path
+        ``analysis/measurements/<name>.json``.
+    runs
+        What to record, in this order. A run of method dense among them is what the others' scores are
+        compared with, prompt by prompt.
+    revision
+        Commit the runs were made from, where they do not know it themselves (a copy without its history).
+    date
+        Day of the runs, ISO 8601.
+    note
+        What a reader of the figures must know.
+
+    Raises
+    ------
+    LoadError
+        If there are no runs, or they come from different machines or revisions.
+    """
+    if not runs:
+        raise LoadError(f"{path.stem}: no run to record")
+    machines = {run.run_id: _machine(run) for run in runs}
+    machine = machines[runs[0].run_id]
+    for run_id, other in machines.items():
+        if other != machine:
+            raise LoadError(f"{path.stem}: {run_id} was made on another machine, version or revision; a record has one")
+    record = {
+        "gpu": machine["device"],
+        "versions": machine["versions"],
+        "python": machine["python"],
+        "cuda": machine["cuda"],
+        "revision": machine["git"]["commit"] or revision,
+        "date": date,
+        "note": note,
+        "rows": [{**_row(run), **_against_dense(run, runs)} for run in runs],
+    }
+    path.write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n")
+    return path
+
+
+def _machine(run: Run) -> dict[str, Any]:
+    try:
+        stated = json.loads((run.folder / "environment.json").read_text())
+        return {key: stated[key] for key in _MACHINE}
+    except (OSError, ValueError, KeyError) as error:
+        raise LoadError(f"{run.run_id}: environment.json cannot be read ({type(error).__name__})") from None
+
+
+def _row(run: Run) -> dict[str, Any]:
+    settings = {key: run.config[key] for key in _SETTINGS if key in run.config}
+    return settings | {key: value for key, value in run.summary.items() if key != "environment"}
+
+
+def _against_dense(run: Run, runs: Sequence[Run]) -> Mapping[str, Any]:
+    if run.method["name"] == "dense" or not run.summary.get("accuracy"):
+        return {}
+    for dense in runs:
+        if dense.method["name"] != "dense":
+            continue
+        try:
+            rows = compare(dense, run).rows
+        except PairingError:
+            continue  # other prompts
+        return {
+            "less_dense": {
+                row.task: {"n": row.n, "points": row.difference, "ci95": row.interval, "p": row.p.value} for row in rows
+            }
+        }
+    return {}

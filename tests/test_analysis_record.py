@@ -1,0 +1,64 @@
+"""Records of runs: what they say, and which runs they refuse to put beside each other."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from analysis import __main__ as command
+from tests.analysis_outputs import write_run
+
+MACHINE = {"device": "GPU", "versions": {"torch": "1"}, "python": "3", "cuda": "13", "git": {"commit": None}}
+
+
+@pytest.fixture
+def out(tmp_path: Path) -> Path:
+    for name, scores in (("dense", [1.0, 1.0, 0.0, 1.0]), ("ffd", [1.0, 0.0, 0.0, 1.0])):
+        add(tmp_path, f"{name}-a", {"name": name}, scores)
+    add(tmp_path, "ffd-other", {"name": "ffd"}, [1.0], prompts="others")
+    return tmp_path
+
+
+def add(root: Path, run_id: str, method: dict[str, Any], scores: list[float], **changes: Any) -> None:
+    machine = MACHINE | changes.pop("machine", {})
+    folder = write_run(root, run_id, method, {"vt": scores}, **changes)
+    (folder / "environment.json").write_text(json.dumps(machine | {"command": ["python", "run.py"]}))
+
+
+def record(out: Path, *arguments: str) -> dict[str, Any]:
+    given = ["record", "r", *arguments, "--out", str(out), "--folder", str(out), "--date", "2026-01-01"]
+    assert command.main(given) == 0
+    return json.loads((out / "r.json").read_text())
+
+
+def test_rows_say_what_summaries_say_and_compare_prompt_by_prompt(out: Path) -> None:
+    made = record(out, "dense-a", "ffd-a", "ffd-other", "--revision", "abc", "--note", "why")
+    assert {key: made[key] for key in ("gpu", "revision", "date", "note")} == {
+        "gpu": "GPU",
+        "revision": "abc",
+        "date": "2026-01-01",
+        "note": "why",
+    }
+    dense, ffd, other = made["rows"]
+    assert dense["accuracy"]["vt"]["score"] == 75.0
+    assert ffd["less_dense"]["vt"]["n"] == 4
+    assert ffd["less_dense"]["vt"]["points"] == pytest.approx(-25.0)
+    assert "environment" not in ffd
+    assert "less_dense" not in dense
+    assert "less_dense" not in other  # no prompt in common
+
+
+def test_a_checkouts_own_revision_is_kept(out: Path) -> None:
+    add(out, "ffd-git", {"name": "ffd"}, [1.0], machine={"git": {"commit": "own"}})
+    assert record(out, "ffd-git", "--revision", "abc")["revision"] == "own"
+
+
+def test_runs_of_several_machines_are_refused(out: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    add(out, "ffd-cpu", {"name": "ffd"}, [1.0], machine={"device": "cpu"})
+    given = ["record", "r", "dense-a", "ffd-cpu", "--out", str(out), "--folder", str(out), "--date", "2026-01-01"]
+    assert command.main(given) == 2
+    assert "ffd-cpu was made on another machine" in capsys.readouterr().err
+    assert not (out / "r.json").exists()
