@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import types
+from pathlib import Path
 
 import pytest
 import torch
@@ -108,3 +112,17 @@ def test_a_replacement_may_differ_by_rounding_alone() -> None:
     assert "more than rounding" in str(_difference(want, want * 1.04, "Module"))
     assert "returns something else" in str(_difference((want,), want, "Module"))
     assert "not finite" in str(_difference(want / 0, want, "Module"))
+
+
+def test_the_kernels_compile_for_an_h100() -> None:
+    root = Path(__file__).resolve().parent.parent
+    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    run = subprocess.run(
+        [sys.executable, "-m", "tests.kernels.compile_fused"],
+        cwd=root,
+        env={**environment, "PYTHONPATH": str(root)},
+        capture_output=True,
+        text=True,
+    )
+    assert run.returncode == 0, run.stderr[-4000:]
+    assert run.stdout.count("_kernel shared=") == 9
