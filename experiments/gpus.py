@@ -6,6 +6,7 @@ import fcntl
 import os
 import subprocess
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -24,9 +25,21 @@ def visible_gpus() -> list[str]:
     return [str(i) for i, line in enumerate(listed.splitlines()) if line.startswith("GPU ")]
 
 
+class StoppedError(Exception):
+    """The wait for a GPU was ended."""
+
+
 @contextmanager
-def claimed_gpu(gpus: list[str], poll_seconds: float = 0.2) -> Iterator[str | None]:
-    """Hold one of ``gpus`` alone, waiting while all are taken; None where there is none."""
+def claimed_gpu(
+    gpus: list[str], stopping: threading.Event | None = None, poll_seconds: float = 0.2
+) -> Iterator[str | None]:
+    """Hold one of ``gpus`` alone, waiting while all are taken; None where there is none.
+
+    Raises
+    ------
+    StoppedError
+        If ``stopping`` is set while it waits.
+    """
     if not gpus:
         yield None
         return
@@ -45,4 +58,6 @@ def claimed_gpu(gpus: list[str], poll_seconds: float = 0.2) -> Iterator[str | No
             finally:
                 lock.close()
             return
+        if stopping is not None and stopping.is_set():
+            raise StoppedError
         time.sleep(poll_seconds)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import signal
-import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
@@ -12,7 +10,7 @@ from typing import Any
 
 from experiments.errors import UsageError, hydra_line, one_line
 from experiments.gpus import visible_gpus
-from experiments.job import Outcome, run_job
+from experiments.job import Outcome, Running, run_job
 from experiments.jobs import Job
 
 Report = Callable[[int, Outcome], None]
@@ -21,20 +19,21 @@ Report = Callable[[int, Outcome], None]
 
 def launch_here(jobs: Sequence[Job], root: Path, stems: Sequence[Path], report: Report) -> None:
     """Run each job in a process of its own: one at a time per GPU, or one at a time."""
-    running: list[subprocess.Popen[bytes]] = []
+    running = Running()
     pool = ThreadPoolExecutor(max(1, len(visible_gpus())))
     waiting = {
-        pool.submit(run_job, job.overrides, root, stem, running.append): position
+        pool.submit(run_job, job.overrides, root, stem, running): position
         for position, (job, stem) in enumerate(zip(jobs, stems, strict=True))
     }
     try:
-        for done in as_completed(waiting):
-            report(waiting[done], done.result())
+        for done in as_completed(list(waiting)):
+            report(waiting.pop(done), done.result())
     except KeyboardInterrupt:
         pool.shutdown(wait=False, cancel_futures=True)
-        for process in running:
-            if process.poll() is None:
-                process.send_signal(signal.SIGINT)  # it keeps its finished samples and goes
+        running.stop()
+        for late, position in waiting.items():
+            if not late.cancelled():
+                report(position, late.result())
         raise
     finally:
         pool.shutdown(wait=True, cancel_futures=True)

@@ -9,12 +9,14 @@ import random
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
 import pytest
 
 from experiments.gpus import claimed_gpu, visible_gpus
+from experiments.job import Running, run_job
 from tests.sweep_runs import ROOT, results, save_tiny_model, small_run
 
 
@@ -140,7 +142,9 @@ def test_an_interrupt_reaches_the_job_and_the_table_is_printed(sweep, tmp_path):
     assert "Traceback" not in printed
     assert "not run yet" in printed
     (summary,) = tmp_path.glob("runs/*/summary.json")
-    assert json.loads(summary.read_text())["status"] in ("partial", "complete")
+    stored = json.loads(summary.read_text())["status"]
+    assert (stored, record(tmp_path)[0]["status"]) in (("partial", "interrupted"), ("complete", "complete"))
+    assert record(tmp_path)[-1]["status"] == "missing"
 
 
 @pytest.mark.parametrize(
@@ -176,6 +180,16 @@ def test_gpus_are_claimed_one_job_each(monkeypatch):
         with pytest.raises(subprocess.TimeoutExpired):
             third.wait(timeout=2)
     assert third.communicate(timeout=60)[0].strip() in ("test-a", "test-b")
+
+
+def test_a_job_that_waits_for_a_gpu_can_be_interrupted(monkeypatch, tmp_path):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "waited-for")
+    running = Running()
+    threading.Timer(0.3, running.stop).start()
+    with claimed_gpu(visible_gpus()):
+        outcome = run_job(["--help"], tmp_path, tmp_path / "job", running)
+    assert outcome.status == "interrupted"
+    assert not (tmp_path / "job.log").exists()
 
 
 def test_a_machine_without_gpus_runs_one_job_at_a_time(monkeypatch):
