@@ -182,7 +182,8 @@ def trace_paths(path: Path | None, key: str = "fidelity.traces") -> list[Path]:
     """The trace files that a configuration names under ``key``; raises `UsageError`."""
     if path is None:
         raise UsageError(f"{key}=null: expected a trace file, or a folder of them, with trace=replay")
-    found = sorted(path.rglob("*.safetensors")) if path.is_dir() else [path] if path.is_file() else []
+    inside = path.rglob("*.safetensors") if path.is_dir() else [path] if path.is_file() else []
+    found = sorted(p for p in inside if p.parent.name != "fidelity")  # where a run keeps its sums
     if not found:
         raise UsageError(f"{key}={path}: expected a trace file, or a folder of them, by trace=record")
     return found
