@@ -127,6 +127,29 @@ def test_topdelta_and_sink_threshold_differ_by_the_reference_score() -> None:
             assert torch.equal(selected[0, head], scores >= anchor(scores) - 1.25)
 
 
+def test_rules_with_a_margin_tell_what_they_measure_it_from() -> None:
+    case = make_case()
+    for name, anchor in (("topdelta", torch.max), ("sink_threshold", lambda s: s[0])):
+        layer, q = filled(create(name, {"delta": 1.25, "granularity": "page"}), case, [150])
+        selection = layer.select(q, case.scale)
+        assert float(selection.margin) == 1.25  # type: ignore[arg-type]
+        expected = torch.stack([anchor(exact_scores(case, 0, head, q, 150)) for head in range(4)])
+        torch.testing.assert_close(selection.pseudo_max, expected[None])
+    layer, q = filled(create("topk"), case, [150])
+    assert layer.select(q, case.scale).pseudo_max is None
+
+
+def test_kivi_restores_incrementally_what_its_codes_say() -> None:
+    case = make_case(batch=2, d=64)
+    layer = new_layer(create("kivi", {"residual_length": 32}), case)
+    prefill(layer, case, [40, 95])
+    for _ in range(40):
+        append(layer, case)
+        for kept, restored in ((layer.stored_keys, layer.restored_keys), (layer.stored_values, layer.restored_values)):  # type: ignore[attr-defined]
+            for row, length in enumerate(layer.lengths.tolist()):
+                assert torch.equal(kept(length)[row], restored(length)[row])
+
+
 def test_a_group_attends_to_the_union_of_its_heads_sets() -> None:
     case = make_case()
     layer, q = filled(create("topdelta", {"delta": 1.0, "select_per": "group"}), case, [150])
