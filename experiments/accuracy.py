@@ -11,6 +11,7 @@ from eval.records import Sample
 from experiments import summary as summarise
 from experiments.accuracy_summary import build_summary
 from experiments.config import RunConfig
+from experiments.engines import make_method, prefill_chunk
 from experiments.estimate import estimate
 from experiments.fidelity_log import FidelityLog, page_unit
 from experiments.files import read_json
@@ -23,8 +24,6 @@ from experiments.shards import Shard, fidelity_elsewhere, merge_shards, merged_f
 from experiments.store import RunStore
 from experiments.table import print_summary
 from experiments.tracker import Tracker
-
-_GPU_PREFILL_CHUNK = 32768
 
 
 def run_accuracy(config: RunConfig) -> int:
@@ -58,6 +57,7 @@ class AccuracyRun(StudyRun):
     def __init__(self, prepared: Prepared, identity: dict[str, Any], store: RunStore) -> None:
         super().__init__(prepared.config, identity, store)
         self.prepared = prepared
+        self.method = make_method(self.config.method)
         self.shard = Shard.parse(self.config.shard)
         self.unit = page_unit(self.config.method)
         # What the engine was, known again where a resumed run has no sample left to run.
@@ -70,16 +70,9 @@ class AccuracyRun(StudyRun):
         return self.prepared.samples if self.shard is None else self.shard.own(self.prepared.samples)
 
     @property
-    def _method(self) -> Any:
-        from ffd.methods import create
-
-        knobs = dict(self.config.method)
-        return create(knobs.pop("name"), knobs)
-
-    @property
     def _all_dense(self) -> bool:
         layers = self.prepared.model.config.get_text_config(decoder=True).num_hidden_layers
-        return bool(self._method.dense_layers >= layers)
+        return bool(self.method.dense_layers >= layers)
 
     def _pending(self, rows: Rows) -> list[Sample]:
         return [s for s in self.samples if (s.task, s.index) not in rows]
@@ -136,18 +129,15 @@ class AccuracyRun(StudyRun):
         from ffd.engine import Engine
 
         capacity = max(self.prepared.prompt_tokens(s) + s.max_new_tokens for s in self.prepared.samples)
-        chunk = self.config.prefill_chunk
-        if chunk is None and loaded.device.startswith("cuda"):
-            chunk = _GPU_PREFILL_CHUNK
         # Where every layer is dense by configuration, exact keys would be kept for nothing.
         probing = self.config.fidelity_every > 0 and not self._all_dense
         return Engine(
             loaded.model,
-            self._method,
+            self.method,
             capacity=capacity,
             executor=self.config.executor,
             graph=self.config.graph,
-            prefill_chunk=chunk,
+            prefill_chunk=prefill_chunk(self.config.prefill_chunk, loaded.device),
             probe=fidelity.probe if probing else None,
             probe_every=self.config.fidelity_every or 1,
         )
@@ -161,7 +151,7 @@ class AccuracyRun(StudyRun):
         fidelity = merged_fidelity(self.store.folder, self.unit).summary()
         own = list(rows.values())
         return {
-            **build_summary(self.prepared, self._method, own, self.static, fidelity, all_dense=self._all_dense),
+            **build_summary(self.prepared, self.method, own, self.static, fidelity, all_dense=self._all_dense),
             "problem": summarise.validity(own, self.prepared.plan, self.static)[1],
             "lacking": self._lacking(rows),
         }

@@ -19,6 +19,7 @@ from eval.fidelity.curves import Curves, invert, margin_curves
 from eval.fidelity.traces import Trace
 from experiments import figures
 from experiments.config import RunConfig
+from experiments.engines import make_method
 from experiments.errors import UsageError
 from experiments.lifecycle import Rows, StudyRun, code_and_machine
 from experiments.margins import at_margin, calibrated_method, curve_table, reached
@@ -27,7 +28,6 @@ from experiments.recording import record_traces
 from experiments.replay import load_traces
 from experiments.table import number, results
 from experiments.tracker import Tracker
-from experiments.trajectory import make_method
 from experiments.workload import Item, Workload, load_workload
 from ffd.methods import Method, method_class
 

@@ -19,6 +19,7 @@ from eval.fidelity.traces import TraceRecorder
 from experiments import figures
 from experiments import summary as summarise
 from experiments.config import RunConfig
+from experiments.engines import make_method
 from experiments.errors import UsageError
 from experiments.fidelity_log import FidelityLog, page_unit
 from experiments.laws import laws_of_a_run
@@ -26,7 +27,7 @@ from experiments.lifecycle import Rows, StudyRun, code_and_machine
 from experiments.progress import console
 from experiments.table import number, results
 from experiments.tracker import Tracker
-from experiments.trajectory import Probes, dense_continuation, make_engine, make_method, observer
+from experiments.trajectory import Probes, dense_continuation, make_engine, observer
 from experiments.workload import Item, Workload, load_workload
 from ffd.methods import method_class
 from ffd.methods.dense import Dense

@@ -12,8 +12,8 @@ from eval.fidelity.aggregate import distribution
 from eval.fidelity.curves import Curves
 from eval.fidelity.replay import replay_with_ledger
 from eval.fidelity.traces import Trace
+from experiments.engines import make_method
 from experiments.replay import bytes_ratio
-from experiments.trajectory import make_method
 from ffd.methods import Method
 
 

@@ -15,6 +15,7 @@ import torch
 from eval.fidelity.replay import replay_steps
 from eval.fidelity.traces import Trace
 from experiments.config import RunConfig
+from experiments.engines import make_method
 from experiments.errors import UsageError
 from experiments.files import held, read_json, write_atomically
 from experiments.identity import digest
@@ -22,7 +23,6 @@ from experiments.lifecycle import code_and_machine
 from experiments.progress import console
 from experiments.recording import record_traces
 from experiments.replay import load_traces
-from experiments.trajectory import make_method
 from experiments.workload import Workload, load_workload
 from ffd.methods import Method, SearchKnob, method_class
 from ffd.report import layer_report

@@ -16,6 +16,7 @@ from eval.fidelity.replay import replay_with_ledger
 from eval.fidelity.traces import Trace
 from experiments import figures
 from experiments.config import RunConfig
+from experiments.engines import make_method
 from experiments.errors import UsageError
 from experiments.fidelity import print_broken
 from experiments.laws import laws_of_a_sweep
@@ -24,7 +25,6 @@ from experiments.options import Point
 from experiments.progress import console
 from experiments.table import number, results
 from experiments.tracker import Tracker
-from experiments.trajectory import make_method
 from ffd.methods import method_class
 from ffd.report import LayerReport
 

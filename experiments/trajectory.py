@@ -2,40 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor
 
 from eval.models import LoadedModel
 from experiments.config import RunConfig
+from experiments.engines import prefill_chunk
 from experiments.refusals import refusals
 from experiments.workload import Item, Workload
 from ffd.cache import DecodeHandle, Probe
 from ffd.engine import Engine
-from ffd.methods import Method, create
-
-GPU_PREFILL_CHUNK = 32768
-
-
-def make_method(method: Mapping[str, Any]) -> Method:
-    """Build a method from its resolved configuration."""
-    knobs = dict(method)
-    return create(knobs.pop("name"), knobs)
+from ffd.methods import Method
 
 
 def make_engine(config: RunConfig, workload: Workload, loaded: LoadedModel, method: Method, **options: Any) -> Engine:
     """An engine for a workload's prompts; raises `UsageError` where the method cannot run the model."""
-    chunk = config.prefill_chunk
-    if chunk is None and loaded.device.startswith("cuda"):
-        chunk = GPU_PREFILL_CHUNK
     with refusals():
         return Engine(
             loaded.model,
             method,
             capacity=workload.capacity,
             executor=config.executor,
-            prefill_chunk=chunk,
+            prefill_chunk=prefill_chunk(config.prefill_chunk, loaded.device),
             **options,
         )
 

@@ -10,6 +10,7 @@ from eval.lm_harness.config import LmEvalConfig, make_config
 from eval.lm_harness.tasks import LoadedTasks, load_tasks
 from eval.models import ModelDescription, ModelSpec, describe
 from experiments.config import RunConfig
+from experiments.engines import make_method
 from experiments.errors import UsageError
 from experiments.lifecycle import code_and_machine
 from experiments.refusals import refusals
@@ -39,10 +40,7 @@ class PreparedEvaluation:
     @property
     def method(self) -> Any:
         """The decode method."""
-        from ffd.methods import create
-
-        knobs = dict(self.config.method)
-        return create(knobs.pop("name"), knobs)
+        return make_method(self.config.method)
 
     @property
     def identity(self) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from experiments.engines import GPU_PREFILL_CHUNK
 from experiments.environment import device_class, git_revision, versions
 from experiments.kernel.timing import read_bandwidth
 from experiments.throughput.bench import Bench, measure
@@ -25,7 +26,6 @@ from experiments.throughput.cases import (
     DEFAULT_TRANSFORMERS_POINTS,
     FAIR,
     FUSE,
-    GPU_PREFILL_CHUNK,
     PROTOCOLS,
     Grid,
     cases,

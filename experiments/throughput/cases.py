@@ -33,8 +33,6 @@ DEFAULT_POINTS = (
 DEFAULT_TRANSFORMERS_POINTS = ((1, 16384), (1, 65536), (8, 65536))
 """Of `DEFAULT_POINTS`; a step of transformers' loop takes ten times the engine's."""
 CPU_POINTS = ((1, 512), (1, 1024))
-GPU_PREFILL_CHUNK = 32768
-"""Prompt tokens per forward on a GPU, where a whole long prompt's activations would not fit."""
 ABLATION_TOKENS = 16384
 """The graph ablation is made at batch size 1 and the length nearest to this."""
 

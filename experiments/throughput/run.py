@@ -9,6 +9,7 @@ from typing import Any
 from rich.table import Table
 
 from experiments.config import RunConfig
+from experiments.engines import make_method, prefill_chunk
 from experiments.errors import UsageError
 from experiments.lifecycle import Rows, StudyRun, code_and_machine
 from experiments.progress import console
@@ -19,7 +20,6 @@ from experiments.throughput.cases import (
     DEFAULT_POINTS,
     DEFAULT_TRANSFORMERS_POINTS,
     FAIR,
-    GPU_PREFILL_CHUNK,
     Case,
     Grid,
     cases,
@@ -35,8 +35,6 @@ _KEYS = ("task", "index")
 def run_throughput(config: RunConfig) -> int:
     """Run, resume or show one record; returns the exit code."""
     import torch
-
-    from experiments.trajectory import make_method
 
     gpu = torch.cuda.is_available()
     chosen = subject(config, gpu)
@@ -124,7 +122,7 @@ class ThroughputRun(StudyRun):
         from ffd.methods import KnobError
 
         model = self.subject.load("cuda" if device_class() != "cpu" else "cpu")
-        chunk = self.config.prefill_chunk or (GPU_PREFILL_CHUNK if model.device.type == "cuda" else None)
+        chunk = prefill_chunk(self.config.prefill_chunk, model.device.type)
         bandwidth = 1e6 * read_bandwidth(model.device.type)
         bench = Bench(model, device_class(), bandwidth, self.config.executor, self.config.graph, chunk)
         started = time.perf_counter()
