@@ -51,6 +51,8 @@ def _scores(name: str, title: str, left: Recipe, suite: str, lines: Sequence[Pub
     for line in lines:
         if any(line.is_of(s.method) for s in sources):
             tasks.setdefault(average if line.setting in _PUBLISHED_AVERAGES else line.setting)
+    if "average" in tasks:  # below all tasks, those included that only the paper has
+        tasks["average"] = tasks.pop("average")
     rows = [(_AVERAGES.get(task, task), tuple(_score(source, task, lines) for source in sources)) for task in tasks]
     notes = quotations([p for p in lines if not any(p.is_of(s.method) for s in sources)])
     heading = left.heading if own else (f"not run: {left.problem or 'no job of this suite'}",)

@@ -102,7 +102,7 @@ def _head_figure(source: Source, setting: str, metric: str, beside: dict[str, st
     if share is None and source.status == "complete":
         why = (source.run.summary.get("null_reasons") or {}).get(path)
         return Cell(None, reason=why or "not measured", run_ids=(source.run.run_id,), **beside)
-    return source.cell(None if share is None else 100 * share, **beside)
+    return source.cell(None if share is None else 100 * share, n=len(source.run.samples), **beside)
 
 
 def layer_sparsity(run: Run) -> dict[int, float]:
@@ -122,7 +122,8 @@ def _layers(left: Recipe) -> Table:
         quoted = next((p for p in lines if p.is_of(source.method)), None)
         beside = {} if quoted is None else {"published": quoted.text, "source": quoted.source}
         own = None if source.run is None else source.run.figure("sparsity.sparsity")
-        average.append(source.cell(None if own is None else 100 * own, **beside))
+        n = None if source.run is None else len(source.run.samples)
+        average.append(source.cell(None if own is None else 100 * own, n=n, **beside))
     rows: list[tuple[str, tuple[Cell, ...]]] = [("average, %", tuple(average))] if average else []
     for layer in sorted({layer for layers in by_layer for layer in layers}):
         cells = (s.cell(values.get(layer)) for s, values in zip(left.sources, by_layer, strict=True))
