@@ -20,9 +20,9 @@ body { font: 15px/1.5 system-ui, sans-serif; max-width: 70rem; margin: 0 auto; p
 h1 { font-size: 1.5rem; } h2 { font-size: 1.15rem; margin: 2.2rem 0 .3rem; }
 nav { columns: 15rem; font-size: .9rem; } nav a { display: block; }
 .scroll { overflow-x: auto; }
-table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: .9rem; }
+table { border-collapse: separate; border-spacing: 0; font-variant-numeric: tabular-nums; font-size: .9rem; }
 th, td { padding: .25rem .6rem; border-bottom: 1px solid var(--line); text-align: right; vertical-align: top; }
-th:first-child, td:first-child { text-align: left; position: sticky; left: 0; background: Canvas; max-width: 45vw; }
+th:first-child, td:first-child { text-align: left; position: sticky; left: 0; background: Canvas; min-width: 8rem; max-width: 45vw; }
 td small { display: block; opacity: .75; white-space: nowrap; }
 .mark { color: var(--bad); } .paper { color: var(--paper); }
 td small.paper { white-space: normal; min-width: 7rem; }
