@@ -1,4 +1,4 @@
-"""``python -m analysis measurements``: the README's performance block and figures, made from the committed records."""
+"""``python -m analysis measurements``: what documents say was measured, and figures, from the committed records."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 from textwrap import fill
 from typing import Any
 
+from analysis.components import selection_lines
 from analysis.drawing import Figure, data, svg
 from analysis.files import write_text
 from analysis.kernel import comparable, latency, roofline
@@ -23,33 +24,39 @@ _PROTOCOLS = ("paper-default", "paper-flash", "fair")
 _LENGTH_STEP = 4096
 
 
-def write_measurements(readme: Path = ROOT / "README.md", records: Path = COMMITTED) -> list[Path]:
-    """Write the block into the README and the figures beside its documents; returns the paths.
+def write_measurements(root: Path = ROOT, records: Path = COMMITTED) -> list[Path]:
+    """Write the blocks into the documents and the figures beside them; returns the paths.
 
     Raises
     ------
     ValueError
-        If the README has no place for the block.
+        If a document has no place for its block.
     """
-    written = [write_text(readme, with_block(readme.read_text(), block(records)))]
+    written = []
+    for name, made in blocks(records).items():
+        written.append(write_text(root / name, with_block((root / name).read_text(), made, name)))
     for figure in figures(records):
-        written.append(write_text(readme.parent / "docs" / "figures" / f"{figure.name}.svg", svg(figure)))
-        written.append(write_text(readme.parent / "docs" / "figures" / f"{figure.name}.csv", data(figure)))
+        written.append(write_text(root / "docs" / "figures" / f"{figure.name}.svg", svg(figure)))
+        written.append(write_text(root / "docs" / "figures" / f"{figure.name}.csv", data(figure)))
     return written
 
 
-def with_block(text: str, made: str) -> str:
+def with_block(text: str, made: str, name: str) -> str:
     """The text with what lies between the markers replaced; raises `ValueError` where they are missing."""
     before, begin, rest = text.partition(BEGIN)
     _, end, after = rest.partition(END)
     if not begin or not end:
-        raise ValueError(f"README.md: expected the lines {BEGIN} and {END} around the performance block")
+        raise ValueError(f"{name}: expected the lines {BEGIN} and {END} around what is measured")
     return f"{before}{BEGIN}\n{made}\n{END}{after}"
 
 
-def block(records: Path = COMMITTED) -> str:
-    """The README's performance block."""
-    return "\n".join([*_kernel_lines(_record(records / KERNEL)), "", *_throughput_lines(_record(records / THROUGHPUT))])
+def blocks(records: Path = COMMITTED) -> dict[str, str]:
+    """What stands between the markers of each document, by its path."""
+    kernel, throughput = _record(records / KERNEL), _record(records / THROUGHPUT)
+    return {
+        "README.md": "\n".join([*_kernel_lines(kernel), "", *_throughput_lines(throughput)]),
+        "docs/methods/component.md": "\n".join(selection_lines(kernel)),
+    }
 
 
 def figures(records: Path = COMMITTED) -> list[Figure]:

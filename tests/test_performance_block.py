@@ -1,4 +1,4 @@
-"""The README's performance block and figures are what the committed records make."""
+"""Blocks of measured figures in documents, and figures, are what the committed records make."""
 
 from __future__ import annotations
 
@@ -9,19 +9,20 @@ import pytest
 
 from analysis.__main__ import main
 from analysis.drawing import data, svg
-from analysis.performance import BEGIN, END, FIGURES, ROOT, block, by_length, figures, with_block, write_measurements
+from analysis.performance import BEGIN, END, FIGURES, ROOT, blocks, by_length, figures, with_block, write_measurements
 
 
-def test_the_readme_says_what_the_records_say():
-    text = (ROOT / "README.md").read_text()
-    assert with_block(text, block()) == text, "run: python -m analysis measurements"
+@pytest.mark.parametrize("name", blocks())
+def test_a_document_says_what_the_records_say(name):
+    text = (ROOT / name).read_text()
+    assert with_block(text, blocks()[name], name) == text, "run: python -m analysis measurements"
 
 
 def test_the_figures_data_are_the_records():
     for figure in figures():
         assert (FIGURES / f"{figure.name}.csv").read_text() == data(figure), "run: python -m analysis measurements"
         assert (FIGURES / f"{figure.name}.svg").exists()
-        assert f"docs/figures/{figure.name}.svg" in block()
+        assert f"docs/figures/{figure.name}.svg" in blocks()["README.md"]
 
 
 def test_another_record_makes_another_block(tmp_path):
@@ -31,19 +32,22 @@ def test_another_record_makes_another_block(tmp_path):
     for row in record["rows"]:
         row["time_us"] *= 2
     (tmp_path / "kernel-h200.json").write_text(json.dumps(record))
-    assert block(tmp_path) != block()
-    readme = tmp_path / "README.md"
-    readme.write_text(f"before\n{BEGIN}\nstale\n{END}\nafter\n")
-    written = write_measurements(readme, tmp_path)
-    assert readme.read_text() == f"before\n{BEGIN}\n{block(tmp_path)}\n{END}\nafter\n"
-    assert [path.name for path in written[1:]] == [
+    made = blocks(tmp_path)
+    assert all(made[name] != text for name, text in blocks().items())
+    for name in made:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(f"before\n{BEGIN}\nstale\n{END}\nafter\n")
+    written = write_measurements(tmp_path, tmp_path)
+    for name, text in made.items():
+        assert (tmp_path / name).read_text() == f"before\n{BEGIN}\n{text}\n{END}\nafter\n"
+    assert [path.name for path in written[len(made) :]] == [
         "kernel_latency.svg", "kernel_latency.csv", "kernel_roofline.svg", "kernel_roofline.csv"
     ]  # fmt: skip
 
 
-def test_a_readme_without_a_place_is_an_error():
+def test_a_document_without_a_place_is_an_error():
     with pytest.raises(ValueError, match="expected the lines"):
-        with_block(BEGIN, "")
+        with_block(BEGIN, "", "README.md")
 
 
 def test_the_step_without_a_completed_block_stands_for_its_length():

@@ -1,0 +1,39 @@
+"""What a rule of selection costs at matched keep: the component card's table, from the kernel record."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+KEPT = 0.273
+"""The paper's matched share."""
+_RULES = ("topdelta", "topk", "topp")
+_SCANS = tuple((f"{bits} bit", path) for bits in (2, 4, 8, 16) for path in ("fused", "decoupled"))
+
+
+def selection_lines(record: Mapping[str, Any]) -> Iterator[str]:
+    """Times of the three rules for every scan and path, and for the exact rules per token and head."""
+    times = {
+        (row["method"], row["T"]): row["time_us"]
+        for row in record["rows"]
+        if row["kept_target"] == KEPT and (row["timing"], row["l2"]) == ("graph", "cold")
+    }
+    lengths = sorted({length for method, length in times if method.startswith("component")})
+    yield f"One decode step in us, {record['gpu']}, revision {str(record['revision'])[:7]}, {record['date']}:"
+    yield ""
+    yield "| tokens | scan, path | top-delta | top-k | top-p | top-delta : top-k : top-p |"
+    yield "|---|---|---:|---:|---:|---|"
+    yield "| 16K | the paper's | | | | 1 : 2 : 25 |"
+    for length in lengths:
+        for bits, path in _SCANS:
+            own = [times.get((f"component {bits} {rule} {path}", length)) for rule in _RULES]
+            yield _line(length, f"{bits}, {path}", own)
+        yield _line(length, "exact, per token and head", [times.get((rule, length)) for rule in _RULES])
+
+
+def _line(length: int, name: str, times: list[float | None]) -> str:
+    cells = " | ".join("-" if time is None else f"{time:.1f}" for time in times)
+    ratio = "-"
+    if None not in times:
+        ratio = " : ".join(f"{time / times[0]:.1f}".removesuffix(".0") for time in times if time and times[0])
+    return f"| {-(-length // 1024)}K | {name} | {cells} | {ratio} |"
