@@ -10,6 +10,9 @@ from pathlib import Path
 
 from analysis.files import write_text
 
+_MOST_INSIDE = 8
+"""Series whose names stand inside the axes."""
+
 
 @dataclass(frozen=True)
 class Series:
@@ -76,7 +79,10 @@ def svg(figure: Figure) -> str:
 
     with mpl.rc_context({"svg.hashsalt": figure.name, "svg.fonttype": "none", "font.size": 9, "axes.grid": True,
                          "grid.alpha": 0.3, "axes.spines.top": False, "axes.spines.right": False}):  # fmt: skip
-        drawing, axes = plt.subplots(figsize=(6, 3.6), layout="constrained")
+        # Many names do not fit inside the axes.
+        many = len(figure.series) > _MOST_INSIDE
+        size = (9.0, max(3.6, 0.2 * len(figure.series) + 0.5)) if many else (6.0, 3.6)
+        drawing, axes = plt.subplots(figsize=size, layout="constrained")
         for series in figure.series:
             if figure.kind == "histogram":
                 axes.hist(series.x, bins=20, range=(0, 100), alpha=0.7, label=series.label)
@@ -101,7 +107,9 @@ def svg(figure: Figure) -> str:
         if figure.x_ticks:
             axes.set_xticks(*zip(*figure.x_ticks, strict=True))
         axes.set(title=figure.title, xlabel=figure.x_label, ylabel=figure.y_label)
-        if figure.kind != "grid":
+        if many:
+            drawing.legend(fontsize=8, frameon=False, loc="outside right upper")
+        elif figure.kind != "grid":
             axes.legend(fontsize=8, frameon=False)
         stream = io.StringIO()
         drawing.savefig(stream, format="svg", metadata={"Date": None, "Creator": None})
