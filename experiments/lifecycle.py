@@ -145,10 +145,9 @@ class StudyRun(ABC):
     def _refused(self, rows: Rows, error: UsageError) -> dict[str, Any]:
         """Record a refusal; a run that could not begin leaves nothing behind."""
         self.store.release_reserve()
-        if rows or not self.store.created:
-            return self._record(rows, "failed", one_line(error))
-        self.store.withdraw()
-        return {"status": "failed", "reason": one_line(error)}
+        if not rows and self.store.withdraw():
+            return {"status": "failed", "reason": one_line(error)}
+        return self._record(rows, "failed", one_line(error))
 
     def _record(self, rows: Rows, status: str, reason: str | None) -> dict[str, Any]:
         with self.store.publishing():

@@ -96,6 +96,10 @@ class ShardStore(RunStore):
         """Samples that any shard has finished meanwhile."""
         return self.finished_samples()
 
+    def withdraw(self) -> bool:
+        """Nothing: other shards may be at work."""
+        return False
+
     def set_aside(self) -> None:
         """Refuse: other shards may be at work."""
         raise UsageError(f"rerun=true: not together with shard={self.shard}; repeat the run without shard")

@@ -26,6 +26,8 @@ Rows = dict[tuple[str, int], dict[str, Any]]
 """Finished rows of ``samples.jsonl`` by task and index, in the order in which they finished."""
 _RESERVE_BYTES = 256 * 1024
 """Released when the disk is full, so that the failure itself can be recorded."""
+_BEGINNING = frozenset({".lock", ".reserve", "config.yaml", "environment.json", "engine.json", "summary.json"})
+"""Files of a run that has finished no sample."""
 
 
 class RunStore:
@@ -47,8 +49,7 @@ class RunStore:
     def __init__(self, root: Path, run_id: str) -> None:
         self.folder = root / "runs" / run_id
         self.run_id = run_id
-        self.created = not self.folder.exists()
-        """Whether this process began the run."""
+        self._created = not self.folder.exists()
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             self._lock = (self.folder / ".lock").open("w")
@@ -168,12 +169,15 @@ class RunStore:
 
     def discard_if_empty(self) -> None:
         """Remove a folder that this process made, if nothing was run: looking leaves nothing."""
-        if self.created and not self.samples_path.exists() and not self.summary_path.exists():
+        if self._created and not self.samples_path.exists() and not self.summary_path.exists():
             shutil.rmtree(self.folder, ignore_errors=True)
 
-    def withdraw(self) -> None:
-        """Take back that the run began; with `discard_if_empty`, what could not begin leaves nothing."""
-        self.summary_path.unlink(missing_ok=True)
+    def withdraw(self) -> bool:
+        """Remove a run that could not begin, if nothing but what beginning leaves is there, by whomever."""
+        if any(path.name not in _BEGINNING for path in self.folder.iterdir()):
+            return False
+        shutil.rmtree(self.folder, ignore_errors=True)
+        return True
 
     def close(self) -> None:
         """Release files and the lock."""

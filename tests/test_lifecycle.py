@@ -121,6 +121,12 @@ def test_what_cannot_begin_leaves_nothing_and_what_fails_at_once_is_kept(tmp_pat
     with pytest.raises(UsageError, match="model type x"):
         Toy(tmp_path, fail(UnsupportedModelError("model type x: no"), at=0)).run()
     assert list((tmp_path / "runs").iterdir()) == []
+    killed = Toy(tmp_path)
+    killed._open({})  # what a kill before the refusal leaves
+    killed.store.close()
+    with pytest.raises(UsageError, match="model type x"):
+        Toy(tmp_path, fail(UnsupportedModelError("model type x: no"), at=0)).run()
+    assert list((tmp_path / "runs").iterdir()) == []
     with pytest.raises(RunFailedError, match="out of memory"):
         Toy(tmp_path, fail(RuntimeError("out of memory"), at=0)).run()
     assert summary(tmp_path)["reason"] == "RuntimeError: out of memory"
