@@ -22,7 +22,7 @@ from ffd.kernels.common import (
     store_partial,
 )
 from ffd.kernels.ffd_append import stored_residual
-from ffd.kernels.ffd_keep import collect_kept, drop_heads, load_near_units, near_unit_slots, pseudo_maximum
+from ffd.kernels.ffd_keep import collect_kept, drop_heads, load_near_pieces
 from ffd.kernels.ffd_scan import ScanScratch, near_tile, near_tiles
 from ffd.kernels.launch import (
     ATTEND_BUFFERS,
@@ -135,7 +135,7 @@ def _ffd_attend_kernel(
     DP: tl.constexpr, DQP: tl.constexpr, BLOCK: tl.constexpr, SUB: tl.constexpr, TILE: tl.constexpr,
     TAIL_TILE: tl.constexpr, BUFFERS: tl.constexpr, UNIT_CHUNK: tl.constexpr, FINE: tl.constexpr,
     NEAR_TILE: tl.constexpr, SINK_TILES: tl.constexpr, PIECES: tl.constexpr, N_LOCAL: tl.constexpr, PP: tl.constexpr,
-    NEAR_UNITS: tl.constexpr, NEAR_TEST: tl.constexpr, SPLITS: tl.constexpr,
+    NEAR_TEST: tl.constexpr, SPLITS: tl.constexpr,
     RESIDUAL: tl.constexpr, COMPUTE: tl.constexpr, PTX: tl.constexpr, SUBNORMAL: tl.constexpr,
     PER_HEAD: tl.constexpr, RETURN_KEPT: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
@@ -168,23 +168,20 @@ def _ffd_attend_kernel(
         q3 = query_rows(p_q, 3, scale_log2 * 0.0625, G, D, GM, DQP)
         follow_previous_launch(PDL)  # the scan; queries, lengths and margins are older than it
         p_near = near_max_ptr + row_head * PIECES * G
-        threshold = pseudo_maximum(p_near, G, PIECES, PP, GP) - delta * LOG2_E
-        b_near, near_unit = load_near_units(
-            p_near, length, complete * BLOCK, G, SUB, NEAR_TILE, SINK_TILES, PIECES, N_LOCAL, NEAR_UNITS, GP
+        b_near, near_unit = load_near_pieces(
+            p_near, length, complete * BLOCK, G, SUB, NEAR_TILE, SINK_TILES, PIECES, N_LOCAL, PP, GP
         )
-        if PER_HEAD:  # the same with heads as the scores have them
-            row_delta = tl.load(delta_ptr + (row_head % HKV) * G + o_g, mask=o_g < G, other=0.0)
-            row_threshold = pseudo_maximum(p_near, G, PIECES, PP, GM) - row_delta * LOG2_E
-            row_near, row_unit = load_near_units(
-                p_near, length, complete * BLOCK, G, SUB, NEAR_TILE, SINK_TILES, PIECES, N_LOCAL, NEAR_UNITS, GM
+        if PER_HEAD:
+            b_near_rows, near_unit_rows = load_near_pieces(
+                p_near, length, complete * BLOCK, G, SUB, NEAR_TILE, SINK_TILES, PIECES, N_LOCAL, PP, GM
             )
         units = num_blocks.to(tl.int64) * (BLOCK // SUB)
         parts: tl.constexpr = SUB // TILE
         p_list = list_ptr + (row_head * SPLITS + split) * list_size
         p_units = unit_max_ptr + row_head * units * FINE * G
         num_kept, num_passes = collect_kept(
-            p_units, threshold, b_near, near_unit, complete * (BLOCK // SUB), p_list,
-            kept_ptr + row_head * units * G, split, SPLITS, G, FINE, parts, GP, UNIT_CHUNK, NEAR_TEST, RETURN_KEPT,
+            p_units, b_near, near_unit, delta * LOG2_E, complete * (BLOCK // SUB), p_list,
+            kept_ptr + row_head * units * G, split, SPLITS, G, FINE, parts, PP, GP, UNIT_CHUNK, NEAR_TEST, RETURN_KEPT,
         )  # fmt: skip
         if split == SPLITS - 1:  # the split with the fewest tiles counts
             count_selective_step(
@@ -208,8 +205,9 @@ def _ffd_attend_kernel(
                 scores += whole_scores(b_q, residual_ptr + slot * D, scale_log2, D, DP, TILE, RESIDUAL, COMPUTE)
             if PER_HEAD:
                 scores = drop_heads(
-                    scores, token // SUB, p_units, row_threshold, row_near, row_unit, G, FINE, GM, NEAR_TEST
-                )
+                    scores, token // SUB, p_units, b_near_rows, near_unit_rows, delta_ptr + (row_head % HKV) * G, G,
+                    FINE, GM, NEAR_TEST,
+                )  # fmt: skip
             # [TILE, DP]
             p_tile = p_v + token * D + tl.arange(0, TILE)[:, None] * D + o_d[None, :]
             b_v = tl.load(p_tile, mask=m_d[None, :], other=0.0)
@@ -266,8 +264,7 @@ def ffd_attend(layer: FFDLayer, q: Tensor, scale: float, scratch: ScanScratch, k
         BLOCK=m.block_size, SUB=m.test_size, TILE=tile, TAIL_TILE=tail_tile,
         BUFFERS=buffers, UNIT_CHUNK=unit_chunk(units, group), FINE=m.test_size // scratch.unit,
         NEAR_TILE=near_tile(m), SINK_TILES=near_tiles(m)[0], PIECES=pieces, N_LOCAL=m.n_local, PP=padded(pieces, 1),
-        NEAR_UNITS=near_unit_slots(m.test_size, near_tile(m), *near_tiles(m)), NEAR_TEST=m.pseudo_max == "refined",
-        SPLITS=num_splits,
+        NEAR_TEST=m.pseudo_max == "refined", SPLITS=num_splits,
         RESIDUAL=RESIDUAL_KINDS[m.residual], COMPUTE=compute_dtype(g.dtype),
         PTX=gpu.ptx, SUBNORMAL=gpu.subnormals, PER_HEAD=m.select_per == "head",
         RETURN_KEPT=kept is not None,
