@@ -83,10 +83,12 @@ class Engine:
                 raise ValueError(f"{name}={value}: expected at least 1")
         if prefill_chunk is not None and prefill_chunk < 1:
             raise ValueError(f"prefill_chunk={prefill_chunk}: expected at least 1, or None")
-        if graph not in (True, False, "auto"):
+        if not isinstance(graph, bool) and graph != "auto":
             raise ValueError(f"graph={graph}: expected True, False or auto")
         if len({p.device for p in model.parameters()}) > 1:
             raise UnsupportedModelError("model on several devices: load it on one device")
+        if model.device.type == "meta":
+            raise UnsupportedModelError("model on the meta device: its weights hold no numbers; load them first")
         self.model = model
         self.method = method
         self.rows = batch_size

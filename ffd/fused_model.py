@@ -20,7 +20,7 @@ from ffd.fused_modules import (
     is_norm,
     is_swiglu_mlp,
 )
-from ffd.fusion import Fusion, Replacement, swapped
+from ffd.fusion import Fusion, Replacement
 from ffd.kernels.weights import MAX_TOKENS
 
 _ROTARY = "apply_rotary_pos_emb"  # a function of each modeling file of transformers, looked up at every call
@@ -28,6 +28,7 @@ _LAYER_PARTS = {"input_layernorm", "self_attn", "post_attention_layernorm", "mlp
 _PROJECTIONS = ("q_proj", "k_proj", "v_proj")
 _ATTENTION_PARTS = {*_PROJECTIONS, "o_proj"}
 _ATTENTION_NORMS = {"q_norm", "k_norm"}
+_NO_LINEAR = "is no plain 16-bit linear layer of a multiple of 16 columns"
 
 
 def fuse(model: Any, tokens: int) -> Fusion:
@@ -52,14 +53,17 @@ def fuse(model: Any, tokens: int) -> Fusion:
             if is_norm(module):
                 norm = FusedNorm(module)
                 fusion.accept("rms_norm", check.module(module, norm), _forward(module, norm))
-        for module in model.modules():
-            children = dict(module.named_children())
-            if children.keys() == _LAYER_PARTS:
-                _fuse_layer(module, children, fusion, check)
+        layers = [m for m in model.modules() if dict(m.named_children()).keys() == _LAYER_PARTS]
+        if not layers:
+            fusion.refused["layers"] = f"{type(model).__name__} has no decoder layers made of {sorted(_LAYER_PARTS)}"
+        for layer in layers:
+            _fuse_layer(layer, dict(layer.named_children()), fusion, check)
         head = model.get_output_embeddings()
         if is_linear(head):
             fused_head = FusedLinear(head)
             fusion.accept("lm_head", check.module(head, fused_head), _forward(head, fused_head))
+        else:
+            fusion.accept("lm_head", f"{type(head).__name__} {_NO_LINEAR}")
     return fusion
 
 
@@ -68,6 +72,8 @@ def _why_not_at_all(model: Any, tokens: int) -> str | None:
         return f"dtype {model.dtype}: kernels are for 16-bit weights"
     if tokens > MAX_TOKENS:
         return f"{tokens} tokens a step: kernels are for at most {MAX_TOKENS}"
+    if any(m._compiled_call_impl is not None or "_orig_mod" in m._modules for m in model.modules()):
+        return "torch.compile: a compiled graph has the model's own modules in it"
     return None
 
 
@@ -98,8 +104,10 @@ def _fuse_layer(layer: nn.Module, parts: dict[str, nn.Module], fusion: Fusion, c
         output = FusedLinear(inner["o_proj"])
         if not fusion.accept("o_proj", check.module(inner["o_proj"], output), _forward(inner["o_proj"], output)):
             output = None
+    else:
+        fusion.accept("qkv", f"a projection of {type(attention).__name__} {_NO_LINEAR}")
     if not is_swiglu_mlp(mlp):
-        fusion.accept("mlp", f"{type(mlp).__name__} is no SwiGLU of three linear layers")
+        fusion.accept("mlp", f"{type(mlp).__name__} is no SwiGLU of three plain 16-bit linear layers")
         return
     fused_mlp = FusedMLP(mlp)
     if not fusion.accept("mlp", check.module(mlp, fused_mlp), _forward(mlp, fused_mlp)) or output is None:
@@ -123,11 +131,13 @@ class _Check:
 
     def module(self, module: nn.Module, fused: Callable[[Tensor], Tensor]) -> str | None:
         """Reason to refuse a replacement of a module's forward, or None."""
-        if "forward" in vars(module) or module._forward_hooks or module._forward_pre_hooks:
-            return f"{type(module).__name__} has hooks or a forward of its own"
+        reason = _altered(module)
+        if reason is not None:
+            return reason
         first = next(p for p in module.parameters())
         x = self.random(self.tokens, 1, first.shape[-1])
-        return _difference(module.forward(x), fused(x), type(module).__name__)
+        want = _own(module, x)
+        return want if isinstance(want, str) else _difference(want, fused(x), type(module).__name__)
 
     def rotary(self, attention: Any, fused: FusedRotary) -> str | None:
         """The same for the rotary function."""
@@ -146,22 +156,38 @@ class _Check:
         return None
 
     def layer(self, layer: Any, fused: FusedLayer, fusion: Fusion) -> str | None:
-        """The same for a decoder layer, with its projections in the place of attention, which needs a cache."""
+        """The same for a decoder layer, whose attention has one token to attend to."""
+        reason = _altered(layer)
+        if reason is not None:
+            return reason
         attention = layer.self_attn
-        projections = [attention.get_submodule(name) for name in _PROJECTIONS]
-
-        def stand_in(hidden_states: Tensor, **kwargs: Any) -> tuple[Tensor, None]:
-            mixed = torch.cat([p(hidden_states) for p in projections], -1)
-            return attention.o_proj(mixed[..., : attention.o_proj.in_features].contiguous()), None
-
-        if "forward" in vars(layer) or layer._forward_hooks or layer._forward_pre_hooks:
-            return f"{type(layer).__name__} has hooks or a forward of its own"
         x = self.random(self.tokens, 1, attention.q_proj.in_features)
-        with swapped([_forward(attention, stand_in)]):
-            want = layer.forward(hidden_states=x)
-            with fusion.active():
-                got = fused(hidden_states=x)
+        angles = self.random(2, self.tokens, 1, getattr(attention, "head_dim", 0)).unbind()
+        want = _own(layer, hidden_states=x, position_embeddings=angles, attention_mask=None)
+        if isinstance(want, str):
+            return want
+        with fusion.active():
+            got = fused(hidden_states=x, position_embeddings=angles, attention_mask=None)
         return _difference(want, got, type(layer).__name__)
+
+
+def _altered(module: nn.Module) -> str | None:
+    """Why a module may do more than its class says, its parts included: they are not called any more."""
+    for part in module.modules():
+        if "forward" in vars(part) or part._forward_hooks or part._forward_pre_hooks:
+            return f"{type(part).__name__} has hooks or a forward of its own"
+    return None
+
+
+def _own(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    """What a module makes of such input, or the reason, a string, why it takes none."""
+    try:
+        return module.forward(*args, **kwargs)
+    except torch.OutOfMemoryError:
+        raise
+    except (TypeError, ValueError, RuntimeError, AttributeError) as error:
+        what = (str(error).splitlines() or [""])[0]
+        return f"{type(module).__name__} does not take such input ({type(error).__name__}: {what})"
 
 
 def _difference(want: Any, got: Any, name: str) -> str | None:

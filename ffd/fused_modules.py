@@ -7,17 +7,26 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers.activations import ACT2FN
 
 from ffd.kernels.linear import linear
 from ffd.kernels.rms_norm import rms_norm
 from ffd.kernels.rotary import rotary
 from ffd.kernels.swiglu_mlp import swiglu
 
+_SILU = (nn.SiLU, type(ACT2FN["silu"]))
+
+
+def is_plain(weight: Any) -> bool:
+    """Numbers in memory, not a subclass of Tensor that stands for them: quantised weights may be such."""
+    return type(weight) in (Tensor, nn.Parameter)
+
 
 def is_linear(module: Any) -> bool:
     """A plain linear layer, not a subclass that computes something else, with weights as the kernels read them."""
     return (
         type(module) is nn.Linear
+        and is_plain(module.weight)
         and module.weight.dtype in (torch.bfloat16, torch.float16)
         and module.weight.is_contiguous()
         and module.weight.data_ptr() % 16 == 0
@@ -31,16 +40,22 @@ def is_norm(module: nn.Module) -> bool:
     parameters = dict(module.named_parameters())
     return (
         parameters.keys() == {"weight"}
+        and is_plain(parameters["weight"])
         and parameters["weight"].ndim == 1
         and isinstance(getattr(module, "variance_epsilon", None), float)
     )
 
 
 def is_swiglu_mlp(module: Any) -> bool:
-    """Three linear layers with the names of Llama's, and an activation; that it is SiLU is for the check to say."""
+    """Three linear layers and SiLU with the names of Llama's; what is done with them is for the check to say.
+
+    The activation goes by its type: random input does not reach the limits that others set to large values.
+    """
     parts = dict(module.named_children())
     names = ("gate_proj", "up_proj", "down_proj")
-    if parts.keys() != {*names, "act_fn"} or not all(is_linear(parts[n]) for n in names):
+    if parts.keys() != {*names, "act_fn"} or type(parts["act_fn"]) not in _SILU:
+        return False
+    if not all(is_linear(parts[n]) for n in names):
         return False
     return (module.gate_proj.bias is None) == (module.up_proj.bias is None)
 

@@ -44,7 +44,13 @@ class Fusion:
             yield
 
     def accept(self, kind: str, reason: str | None, *replacements: Replacement) -> bool:
-        """Note the outcome of a check; True where the replacements are taken."""
+        """Note the outcome of a check; True where the replacements are taken.
+
+        What has a replacement keeps it: of a module that two layers share, each would put its own state in the other's.
+        """
+        taken = {(id(r.owner), r.name) for r in self.replacements}
+        if reason is None and any((id(r.owner), r.name) in taken for r in replacements):
+            reason = f"{type(replacements[0].owner).__name__} is shared by layers: the first one's replacement serves"
         if reason is not None:
             self.refused.setdefault(kind, reason)
             return False
@@ -57,8 +63,9 @@ class Fusion:
 @contextmanager
 def swapped(replacements: list[Replacement]) -> Iterator[None]:
     """Put functions in place and take them back; an owner that had one of its own gets it again."""
-    before = [vars(r.owner).get(r.name, _ABSENT) for r in replacements]
+    before = []
     for r in replacements:
+        before.append(vars(r.owner).get(r.name, _ABSENT))
         vars(r.owner)[r.name] = r.function
     try:
         yield
@@ -90,7 +97,7 @@ def resolve_fusion(requested: bool | str, model: Any, tokens: int) -> Fusion:
     UnsupportedModelError
         For True where a module keeps its original, with the reason.
     """
-    if requested not in (True, False, "auto"):
+    if not isinstance(requested, bool) and requested != "auto":
         raise ValueError(f"fuse={requested}: expected True, False or auto")
     if requested is False:
         return Fusion(refused={"all": "fuse=False was asked for"})

@@ -250,3 +250,9 @@ def test_rows_start_active_and_empty():
     rows = RowState.allocate(2, "cpu")
     assert rows.lengths.tolist() == [0, 0]
     assert rows.active.tolist() == [1, 1]
+
+
+def test_a_model_without_weights_is_refused_in_one_line():
+    model = tiny_model("llama").to("meta")
+    with pytest.raises(UnsupportedModelError, match=r"^model on the meta device"):
+        ffd.Engine(model, create("dense"), capacity=40)

@@ -64,6 +64,9 @@ def test_a_cpu_keeps_the_models_own_modules() -> None:
         resolve_fusion(True, model, 1)
     with pytest.raises(ValueError, match=r"^fuse=yes: expected True, False or auto$"):
         resolve_fusion("yes", model, 1)
+    for key in ("fuse", "graph"):  # equal to False, and was taken for auto
+        with pytest.raises(ValueError, match=f"^{key}=0: expected True, False or auto$"):
+            ffd.Engine(model, create("dense"), capacity=40, **{key: 0})
 
 
 @pytest.mark.parametrize(
