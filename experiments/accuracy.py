@@ -108,6 +108,7 @@ class AccuracyRun(StudyRun):
             executor=engine.cache.executor,
             graph=engine.eager_reason is None,
             eager_reason=engine.eager_reason,
+            fused=list(engine.fused),
             dense_layers=len(engine.cache.layers) - len(engine.cache.method_layers),
             sliding_layers=engine.cache.sliding_layers,
         )
@@ -137,6 +138,7 @@ class AccuracyRun(StudyRun):
             capacity=capacity,
             executor=self.config.executor,
             graph=self.config.graph,
+            fuse=self.config.fuse,
             prefill_chunk=prefill_chunk(self.config.prefill_chunk, loaded.device),
             probe=fidelity.probe if probing else None,
             probe_every=self.config.fidelity_every or 1,

@@ -58,6 +58,7 @@ class RunConfig:
     calibrate: CalibrateOptions
     bench: BenchOptions
     graph: bool | str
+    fuse: bool | str
     prefill_chunk: int | None
     shard: str | None
     """``i/n``: run every n-th sample only; None runs all. Not part of the identity."""
@@ -81,7 +82,7 @@ class RunConfig:
             "runner": self.runner,
             "seed": self.seed,
             "fidelity": {"every": self.fidelity_every},
-            "engine": {"graph": self.graph, "prefill_chunk": self.prefill_chunk},
+            "engine": {"graph": self.graph, "fuse": self.fuse, "prefill_chunk": self.prefill_chunk},
         }
 
 
@@ -133,8 +134,9 @@ def _run_config(composed: Mapping[str, Any], *, multirun: bool) -> RunConfig:
     choice("executor", values["executor"], EXECUTORS)
     choice("tracker", values["tracker"], TRACKERS)
     engine = mapping(values, "engine")
-    if not isinstance(engine["graph"], bool) and engine["graph"] != "auto":
-        raise refusal("engine.graph", engine["graph"], "auto, true or false")
+    for key in ("graph", "fuse"):
+        if not isinstance(engine[key], bool) and engine[key] != "auto":
+            raise refusal(f"engine.{key}", engine[key], "auto, true or false")
     if engine["prefill_chunk"] is not None:
         integer("engine.prefill_chunk", engine["prefill_chunk"], minimum=1)
     out = text("out", values["out"], accepted="a folder")
@@ -154,6 +156,7 @@ def _run_config(composed: Mapping[str, Any], *, multirun: bool) -> RunConfig:
         calibrate=calibrate_options(mapping(values, "calibrate")),
         bench=bench_options(mapping(values, "bench")),
         graph=engine["graph"],
+        fuse=engine["fuse"],
         prefill_chunk=engine["prefill_chunk"],
         shard=_shard(values),
     )

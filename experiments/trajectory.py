@@ -25,6 +25,7 @@ def make_engine(config: RunConfig, workload: Workload, loaded: LoadedModel, meth
             method,
             capacity=workload.capacity,
             executor=config.executor,
+            fuse=config.fuse,
             prefill_chunk=prefill_chunk(config.prefill_chunk, loaded.device),
             **options,
         )

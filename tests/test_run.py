@@ -369,6 +369,8 @@ BAD = [
     ("out=[a]", "out=['a']: expected a folder"),
     ("out=''", "out="),
     ("engine.graph=1", "engine.graph=1: expected auto, true or false"),
+    ("engine.fuse=quick", "engine.fuse=quick: expected auto, true or false"),
+    ("engine.fuse=true", "fuse=True"),
     ("method.block_size=128.0", "block_size=128.0"),
     ("method.sub_block=16.0", "sub_block=16.0"),
     ("method.n_sink=true", "n_sink=True"),

@@ -120,11 +120,12 @@ def _refuse_inapplicable(config: RunConfig) -> None:
     for key, value, accepted in (
         ("runner", config.runner, "accuracy"),
         ("engine.graph", config.graph, "auto"),
+        ("engine.fuse", config.fuse, "auto"),
         ("engine.prefill_chunk", config.prefill_chunk, None),
         ("shard", config.shard, None),
         ("trace", config.fidelity.trace, "none"),
         ("match.target", config.match.target, None),
     ):
-        if value != accepted and not (key == "engine.graph" and value is False):
+        if value != accepted and not (key in ("engine.graph", "engine.fuse") and value is False):
             wanted = "null" if accepted is None else accepted
             raise UsageError(f"{key}={value}: expected {wanted} with task=lm_eval")

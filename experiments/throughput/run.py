@@ -36,6 +36,8 @@ def run_throughput(config: RunConfig) -> int:
     """Run, resume or show one record; returns the exit code."""
     import torch
 
+    if config.fuse != "auto":
+        raise UsageError(f"engine.fuse={config.fuse}: expected auto with runner=throughput (see bench.fuse)")
     gpu = torch.cuda.is_available()
     chosen = subject(config, gpu)
     method = make_method(config.method)
