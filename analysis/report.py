@@ -22,7 +22,8 @@ nav { columns: 15rem; font-size: .9rem; } nav a { display: block; }
 .scroll { overflow-x: auto; }
 table { border-collapse: separate; border-spacing: 0; font-variant-numeric: tabular-nums; font-size: .9rem; }
 th, td { padding: .25rem .6rem; border-bottom: 1px solid var(--line); text-align: right; vertical-align: top; }
-th:first-child, td:first-child { text-align: left; position: sticky; left: 0; background: Canvas; min-width: 8rem; max-width: 45vw; }
+th:first-child, td:first-child { text-align: left; position: sticky; left: 0; background: Canvas; }
+th:first-child, td:first-child { min-width: 8rem; max-width: 45vw; }
 td small { display: block; opacity: .75; white-space: nowrap; }
 .mark { color: var(--bad); } .paper { color: var(--paper); }
 td small.paper { white-space: normal; min-width: 7rem; }
