@@ -28,6 +28,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     except BrokenPipeError:  # `python -m analysis runs | head`
         return 0
+    except OSError as error:
+        print(f"error: {error.filename or 'output'}: cannot be read or written ({error.strerror})", file=sys.stderr)
+        return 2
     return 0
 
 
@@ -77,6 +80,8 @@ def _record(outputs: Outputs, options: argparse.Namespace) -> None:
     from analysis.record import write_record
 
     runs = [find(outputs, name) for name in options.runs]
+    if Path(options.name).name != options.name:
+        raise LoadError(f"{options.name}: expected a name without a folder; --folder says where it is written")
     path = (options.folder or COMMITTED) / f"{options.name}.json"
     print(write_record(path, runs, revision=options.revision, date=options.date, note=options.note))
 

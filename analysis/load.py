@@ -10,6 +10,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from analysis.shapes import is_sample, run_problem
+
 STATUSES = ("complete", "partial", "failed", "invalid")
 RANDOM_PREFIX = "random-"
 """Names of models without trained weights begin with it (`experiments.random_model`)."""
@@ -74,10 +76,10 @@ class Run:
 
     @cached_property
     def samples(self) -> dict[tuple[str, int], dict[str, Any]]:
-        """Finished samples by task and index, those of unmerged shards included; a torn line ends a file."""
+        """Finished samples by task and index, those of unmerged shards included; damaged lines are left out."""
         rows: dict[tuple[str, int], dict[str, Any]] = {}
         for path in (self.folder / "samples.jsonl", *sorted(self.folder.glob("shards/*/samples.jsonl"))):
-            for row in read_rows(path):
+            for row in filter(is_sample, read_rows(path)):
                 rows.setdefault((row["task"], row["index"]), row)
         return rows
 
@@ -85,9 +87,10 @@ class Run:
     def layers(self) -> list[dict[str, Any]]:
         """Keep ratios per layer and query head."""
         try:
-            return list(json.loads((self.folder / "layers.json").read_text()))
+            stored = json.loads((self.folder / "layers.json").read_text())
         except (OSError, ValueError):
             return []
+        return [row for row in stored if isinstance(row, dict)] if isinstance(stored, list) else []
 
     @cached_property
     def fidelity(self) -> list[dict[str, float | None]]:
@@ -100,9 +103,8 @@ class Run:
 
     @cached_property
     def rows(self) -> list[dict[str, Any]]:
-        """Measurements of the kernel and throughput runners: ``rows`` of the summary, else ``rows.jsonl``."""
-        stored = self.summary.get("rows")
-        return list(stored) if isinstance(stored, list) else list(read_rows(self.folder / "rows.jsonl", keys=()))
+        """Measurements of the kernel and throughput runners."""
+        return list(self.summary.get("rows") or ())
 
 
 @dataclass(frozen=True)
@@ -176,8 +178,8 @@ def load(root: Path) -> Outputs:
     return Outputs(root, runs, tuple(sweeps), tuple(skipped))
 
 
-def read_rows(path: Path, keys: tuple[str, ...] = ("task", "index")) -> Iterator[dict[str, Any]]:
-    """Rows of a JSON-lines file that carry ``keys``, up to the first line that is torn."""
+def read_rows(path: Path) -> Iterator[dict[str, Any]]:
+    """Rows of a JSON-lines file; as in the run store, a damaged line does not take those after it along."""
     try:
         lines = path.read_bytes().splitlines(keepends=True)
     except OSError:
@@ -186,10 +188,9 @@ def read_rows(path: Path, keys: tuple[str, ...] = ("task", "index")) -> Iterator
         try:
             row = json.loads(line)
         except ValueError:
-            return
-        if not isinstance(row, dict) or not line.endswith(b"\n") or any(key not in row for key in keys):
-            return
-        yield row
+            continue
+        if isinstance(row, dict) and line.endswith(b"\n"):
+            yield row
 
 
 def _run(folder: Path) -> Run | str:
@@ -212,13 +213,24 @@ def _run(folder: Path) -> Run | str:
         return f"summary.json is of run {summary.get('run_id')}"
     if summary.get("status") not in STATUSES:
         return f"status {summary.get('status')}, expected one of {', '.join(STATUSES)}"
-    if "name" not in (summary.get("method") or {}):
-        return "summary.json names no method"
-    return Run(folder, summary, config)
+    return run_problem(summary, config) or Run(folder, summary, config)
 
 
 def _sweep(record: Mapping[str, Any]) -> Sweep:
     jobs = tuple(
-        Job(tuple(job["overrides"]), job.get("run_id"), str(job["status"]), job.get("reason")) for job in record["jobs"]
+        Job(_words(job["overrides"]), _word(job.get("run_id")), str(job["status"]), _word(job.get("reason")))
+        for job in record["jobs"]
     )
-    return Sweep(str(record["name"]), record.get("experiment"), record.get("size"), jobs)
+    return Sweep(str(record["name"]), _word(record.get("experiment")), _word(record.get("size")), jobs)
+
+
+def _word(value: Any) -> str | None:
+    if value is not None and not isinstance(value, str):
+        raise TypeError
+    return value
+
+
+def _words(values: Any) -> tuple[str, ...]:
+    if not isinstance(values, list) or not all(isinstance(value, str) for value in values):
+        raise TypeError
+    return tuple(values)

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from analysis.load import Outputs
+from analysis.load import LoadError, Outputs
+from analysis.shapes import row_problem
 
 COMMITTED = Path(__file__).parent / "measurements"
 """Records that travel with the code (docs/measurements.md); shown where ``outputs/`` has none."""
@@ -70,14 +71,21 @@ def _timings(outputs: Outputs, field: str, block: str = "rows") -> list[Timing]:
 
 
 def _records(folder: Path, field: str, block: str) -> list[Timing]:
+    """Rows of the records in a folder; raises `LoadError` for a damaged one, in whose place another would be shown."""
     found = []
     for path in sorted(folder.glob("*.json")):
         try:
             record = json.loads(path.read_text())
-            rows = record[block]
-        except (OSError, ValueError, KeyError, TypeError):
+        except (OSError, ValueError):
+            raise LoadError(f"{path}: not readable as JSON") from None
+        rows = record.get(block) if isinstance(record, dict) else None
+        if not isinstance(rows, list):
             continue  # records of other kinds lie here too
-        if isinstance(rows, list):
-            gpu, model = str(record.get("gpu", "-")), str(record.get("model", ""))
-            found += [Timing(path.name, gpu, model, row) for row in rows if isinstance(row, dict) and field in row]
+        gpu, model = str(record.get("gpu", "-")), str(record.get("model", ""))
+        for number, row in enumerate(rows):
+            problem = row_problem(row)
+            if problem is not None:
+                raise LoadError(f"{path}: row {number} of {block} {problem}")
+            if field in row:
+                found.append(Timing(path.name, gpu, model, row))
     return found

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from analysis.load import Run
+from analysis.shapes import is_number
 
 
 class PairingError(ValueError):
@@ -41,11 +42,14 @@ def pair(first: Run, second: Run) -> tuple[list[Pairs], list[str]]:
     Raises
     ------
     PairingError
-        If a sample's prompts differ, or no sample is in both runs.
+        If a sample's prompts differ, one has no score, or no sample is in both runs.
     """
     common = [key for key in first.samples if key in second.samples]
     if not common:
         raise PairingError(f"{first.run_id} and {second.run_id} have no sample in common")
+    for run in (first, second):
+        for key in common:
+            _require_scored(run, key)
     for key in common:
         if first.samples[key]["prompt_fingerprint"] != second.samples[key]["prompt_fingerprint"]:
             raise PairingError(
@@ -71,6 +75,16 @@ def pair(first: Run, second: Run) -> tuple[list[Pairs], list[str]]:
     return pairs, notes
 
 
+def _require_scored(run: Run, key: tuple[str, int]) -> None:
+    row = run.samples[key]
+    score = row.get("score")
+    if not is_number(score):
+        raise PairingError(f"{run.run_id}: sample {key[0]} {key[1]} has score={score}, expected a number")
+    if not isinstance(row.get("prompt_fingerprint"), str):
+        raise PairingError(f"{run.run_id}: sample {key[0]} {key[1]} has no prompt_fingerprint")
+
+
 def document(row: dict[str, Any]) -> str:
     """Name of the document a sample's prompt is about; without one, every prompt is a document of its own."""
-    return str((row.get("extra") or {}).get("document") or row["prompt_fingerprint"])
+    extra = row.get("extra")
+    return str((isinstance(extra, dict) and extra.get("document")) or row["prompt_fingerprint"])

@@ -9,6 +9,7 @@ from analysis.kernel import comparable, devices
 from analysis.labels import distinct_labels
 from analysis.load import Run
 from analysis.measurements import Timing
+from analysis.shapes import is_number
 from analysis.terminal import average
 
 Value = Callable[[Run], float | None]
@@ -49,7 +50,8 @@ def kernel_time(run: Run, timings: Sequence[Timing]) -> float | None:
     Between two measured shares time is interpolated linearly: it is that of reading bytes. None outside them.
     """
     kept = run.figure("sparsity.keep_io")
-    points = sorted((t.row["kept"], t.row["time_us"]) for t in timings if t.row["method"] == run.method["name"])
+    own = [t.row for t in timings if t.row["method"] == run.method["name"]]
+    points = sorted((row["kept"], row["time_us"]) for row in own if is_number(row.get("kept")))
     if kept is None or not points:
         return None
     for (low, before), (high, after) in zip(points, [*points[1:], points[-1]], strict=True):

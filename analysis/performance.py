@@ -13,6 +13,7 @@ from analysis.drawing import Figure, data, svg
 from analysis.files import write_text
 from analysis.kernel import comparable, latency, roofline
 from analysis.measurements import COMMITTED, Timing
+from analysis.shapes import row_problem
 
 ROOT = Path(__file__).resolve().parent.parent
 FIGURES = ROOT / "docs" / "figures"
@@ -22,6 +23,7 @@ _KEPT = (0.02, 0.18, 1.0)
 _DENSE = {"dense": "dense (ours)", "sdpa_cudnn": "SDPA cuDNN", "sdpa_flash": "SDPA flash", "flashinfer": "flashinfer"}
 _PROTOCOLS = ("paper-default", "paper-flash", "fair")
 _LENGTH_STEP = 4096
+_OF_A_RECORD = ("gpu", "revision", "date", "rows")
 
 
 def write_measurements(root: Path = ROOT, records: Path = COMMITTED) -> list[Path]:
@@ -30,15 +32,13 @@ def write_measurements(root: Path = ROOT, records: Path = COMMITTED) -> list[Pat
     Raises
     ------
     ValueError
-        If a document has no place for its block.
+        If a document has no place for its block, or a record is damaged; then nothing is written.
     """
-    written = []
-    for name, made in blocks(records).items():
-        written.append(write_text(root / name, with_block((root / name).read_text(), made, name)))
+    made = {root / name: with_block((root / name).read_text(), text, name) for name, text in blocks(records).items()}
     for figure in figures(records):
-        written.append(write_text(root / "docs" / "figures" / f"{figure.name}.svg", svg(figure)))
-        written.append(write_text(root / "docs" / "figures" / f"{figure.name}.csv", data(figure)))
-    return written
+        made[root / "docs" / "figures" / f"{figure.name}.svg"] = svg(figure)
+        made[root / "docs" / "figures" / f"{figure.name}.csv"] = data(figure)
+    return [write_text(path, text) for path, text in made.items()]
 
 
 def with_block(text: str, made: str, name: str) -> str:
@@ -67,7 +67,19 @@ def figures(records: Path = COMMITTED) -> list[Figure]:
 
 
 def _record(path: Path) -> dict[str, Any]:
-    return dict(json.loads(path.read_text()))
+    """A committed record; raises `ValueError` where it is damaged."""
+    try:
+        record = json.loads(path.read_text())
+    except ValueError:
+        raise ValueError(f"{path}: not JSON") from None
+    missing = [key for key in _OF_A_RECORD if not isinstance(record, dict) or key not in record]
+    if missing or not isinstance(record["rows"], list) or not record["rows"]:
+        raise ValueError(f"{path}: expected a record with rows, {', '.join(_OF_A_RECORD)}")
+    for number, row in enumerate(record["rows"]):
+        problem = row_problem(row)
+        if problem is not None:
+            raise ValueError(f"{path}: row {number} {problem}")
+    return dict(record)
 
 
 def _timings(record: Mapping[str, Any]) -> list[Timing]:

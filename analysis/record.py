@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import datetime
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from analysis.comparison import compare
+from analysis.files import write_text
 from analysis.load import LoadError, Run
 from analysis.pairing import PairingError
 
@@ -37,10 +40,16 @@ def write_record(path: Path, runs: Sequence[Run], *, revision: str | None, date:
     Raises
     ------
     LoadError
-        If there are no runs, or they come from different machines or revisions.
+        If there are no runs, one is named twice, or they come from different machines or revisions.
+    ValueError
+        If the date is none.
     """
     if not runs:
         raise LoadError(f"{path.stem}: no run to record")
+    twice = [run_id for run_id, times in Counter(run.run_id for run in runs).items() if times > 1]
+    if twice:
+        raise LoadError(f"{path.stem}: {twice[0]} is named {Counter(r.run_id for r in runs)[twice[0]]} times")
+    _require_day(date)
     machines = {run.run_id: _machine(run) for run in runs}
     machine = machines[runs[0].run_id]
     for run_id, other in machines.items():
@@ -56,16 +65,24 @@ def write_record(path: Path, runs: Sequence[Run], *, revision: str | None, date:
         "note": note,
         "rows": [{**_row(run), **_against_dense(run, runs)} for run in runs],
     }
-    path.write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n")
-    return path
+    return write_text(path, json.dumps(record, indent=1, ensure_ascii=False) + "\n")
+
+
+def _require_day(date: str) -> None:
+    try:
+        datetime.date.fromisoformat(date)
+    except ValueError:
+        raise ValueError(f"date={date}: expected a day such as 2026-11-29") from None
 
 
 def _machine(run: Run) -> dict[str, Any]:
     try:
         stated = json.loads((run.folder / "environment.json").read_text())
-        return {key: stated[key] for key in _MACHINE}
-    except (OSError, ValueError, KeyError) as error:
+        machine = {key: stated[key] for key in _MACHINE}
+        machine["git"]["commit"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
         raise LoadError(f"{run.run_id}: environment.json cannot be read ({type(error).__name__})") from None
+    return machine
 
 
 def _row(run: Run) -> dict[str, Any]:
