@@ -1,4 +1,4 @@
-"""Teacher forcing: an engine fed with given tokens instead of its own choices."""
+"""Teacher forcing: engines fed with given tokens instead of their own choices."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
+from ffd.cache import DecodeHandle, Probe
 from ffd.engine import Engine
 from ffd.graph import CapturedStep
+from ffd.methods.dense import DenseLayer
 
 
 @torch.inference_mode()
@@ -18,9 +20,8 @@ def forced_logits(
 ) -> Iterator[Tensor]:
     """Next-token logits along given continuations.
 
-    Two engines on one model may be advanced in turn, since each has a cache of its own. Steps that the
-    engine's probe does not see run in a captured graph where the engine's own steps would. Rows with a
-    shorter continuation are inactive after its end: neither ledger nor probe counts them.
+    Steps run in a captured graph where the engine's own would; a probe sees the layers of its steps after them.
+    Rows with a shorter continuation are inactive after its end: neither ledger nor probe counts them.
 
     Parameters
     ----------
@@ -42,41 +43,117 @@ def forced_logits(
     ValueError
         If a continuation is empty, the rows do not match, or the tokens exceed the capacity.
     """
-    cache, device = engine.cache, engine.device
-    lengths, ends = [len(p) for p in prompts], [len(c) for c in continuations]
-    if len(ends) != len(lengths) or min(ends) < 1:
-        raise ValueError(f"continuations of {ends} tokens: expected at least one token for each of {len(lengths)} rows")
-    longest = max(ends)
-    if max(lengths) + longest - 1 > cache.capacity:
-        raise ValueError(
-            f"prompt of {max(lengths)} and continuation of {longest} tokens exceed capacity={cache.capacity}"
-        )
-    tokens = torch.zeros(len(ends), longest, dtype=torch.long)
-    for row, continuation in enumerate(continuations):
-        tokens[row, : len(continuation)] = torch.tensor(list(continuation), dtype=torch.long)
-    tokens = tokens.to(device)
-    remaining = torch.tensor(ends, device=device)
-    position = torch.tensor(lengths, device=device)[:, None]
-    captured = _captured_step(engine)
-    engine._begin(lengths, (), 0)
-    logits, padding = engine._prefill(prompts, lengths)
-    yield logits
-    mask = padding if cache.sliding_layers else None
-    for step in range(longest - 1):
-        cache.rows.active.copy_(remaining > step + 1)
-        if mask is not None:
-            mask = torch.cat([mask, mask.new_ones(mask.shape[0], 1)], dim=1)
-        probed = engine.probe is not None and step % engine.probe_every == 0
-        if captured is not None and not probed:
-            yield captured.run(tokens[:, step : step + 1], position + step)
-            continue
-        cache.probe = engine.probe if probed else None
-        try:
-            with engine._fusion.active():
-                logits = engine._forward(tokens[:, step : step + 1], position + step, mask)
-        finally:
-            cache.probe = None
-        yield logits
+    forced = _Forced(engine, prompts, continuations)
+    yield forced.prefill()
+    yield from forced.steps()
+
+
+@torch.inference_mode()
+def forced_logits_of_both(
+    first: Engine, second: Engine, prompts: Sequence[Sequence[int]], continuations: Sequence[Sequence[int]]
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """`forced_logits` of two engines on one model, step by step; the prompt is prefilled once.
+
+    Prefill is the same under every method, so the second engine stores the first one's exact keys and values,
+    where the first keeps them (a probed or a dense engine) for all layers (no sliding windows).
+
+    Parameters
+    ----------
+    first, second
+        Engines on the same model, of the same batch size.
+    prompts, continuations
+        As for `forced_logits`.
+
+    Yields
+    ------
+    tuple[Tensor, Tensor]
+        Logits [B, vocab] of the first and of the second engine.
+
+    Raises
+    ------
+    ValueError
+        As `forced_logits`, or if the engines run two models.
+    """
+    if first.model is not second.model:
+        raise ValueError("engines on two models: expected the same model, whose prompt they share")
+    one, other = (_Forced(engine, prompts, continuations) for engine in (first, second))
+    logits = one.prefill()
+    yield logits, other.prefill_like(one, logits)
+    yield from zip(one.steps(), other.steps(), strict=True)
+
+
+class _Forced:
+    """One engine on its way along given continuations."""
+
+    def __init__(
+        self, engine: Engine, prompts: Sequence[Sequence[int]], continuations: Sequence[Sequence[int]]
+    ) -> None:
+        self._engine, self._prompts = engine, prompts
+        self._lengths, ends = [len(p) for p in prompts], [len(c) for c in continuations]
+        if len(ends) != len(prompts) or min(ends) < 1:
+            raise ValueError(
+                f"continuations of {ends} tokens: expected at least one token for each of {len(prompts)} rows"
+            )
+        self._longest, capacity = max(ends), engine.cache.capacity
+        if max(self._lengths) + self._longest - 1 > capacity:
+            raise ValueError(
+                f"prompt of {max(self._lengths)} and continuation of {self._longest} tokens exceed capacity={capacity}"
+            )
+        tokens = torch.zeros(len(ends), self._longest, dtype=torch.long)
+        for row, continuation in enumerate(continuations):
+            tokens[row, : len(continuation)] = torch.tensor(list(continuation), dtype=torch.long)
+        self._tokens = tokens.to(engine.device)
+        # Of a decode step: those after whose prediction a row still goes on.
+        self._active = (torch.tensor(ends) > torch.arange(1, self._longest)[:, None]).int().to(engine.device)
+        self._position = torch.tensor(self._lengths, device=engine.device)[:, None]
+        self._captured = _captured_step(engine)
+        self._padding: Tensor | None = None
+
+    def prefill(self) -> Tensor:
+        """Forward the prompts; logits [B, vocab]."""
+        self._engine._begin(self._lengths, (), 0)
+        logits, self._padding = self._engine._prefill(self._prompts, self._lengths)
+        return logits
+
+    def prefill_like(self, other: _Forced, logits: Tensor) -> Tensor:
+        """The same from the exact keys and values of another engine that did it last; logits are the other's."""
+        cache, width = self._engine.cache, max(self._lengths)
+        exact = [dense for handle in other._engine.cache.handles if (dense := _exact(handle)) is not None]
+        if len(exact) < len(cache.layers):
+            return self.prefill()
+        self._engine._begin(self._lengths, (), 0)
+        for handle, dense in zip(cache.handles, exact, strict=True):
+            for store in (handle.storage, handle.shadow):
+                if store is not None:
+                    store.prefill(dense.keys[:, :, :width], dense.values[:, :, :width])
+        cache.seen_tokens = width
+        return logits
+
+    def steps(self) -> Iterator[Tensor]:
+        """Decode; logits [B, vocab] of each step."""
+        engine, cache = self._engine, self._engine.cache
+        mask = self._padding if cache.sliding_layers else None
+        for step in range(self._longest - 1):
+            cache.rows.active.copy_(self._active[step])
+            token, position = self._tokens[:, step : step + 1], self._position + step
+            probe = engine.probe if step % engine.probe_every == 0 else None
+            if self._captured is not None:
+                yield self._captured.run(token, position, probe)
+                continue
+            if mask is not None:
+                mask = torch.cat([mask, mask.new_ones(mask.shape[0], 1)], dim=1)
+            cache.probe = probe
+            try:
+                with engine._fusion.active():
+                    logits = engine._forward(token, position, mask)
+            finally:
+                cache.probe = None
+            yield logits
+
+
+def _exact(handle: DecodeHandle) -> DenseLayer | None:
+    """Where a layer's exact keys and values are, if they are kept."""
+    return handle.storage if isinstance(handle.storage, DenseLayer) else handle.shadow
 
 
 class _ForcedStep:
@@ -87,21 +164,32 @@ class _ForcedStep:
         self._cache = engine.cache
         self._token = torch.zeros(rows, 1, dtype=torch.long, device=engine.device)
         self._position = torch.ones_like(self._token)
+        self._attended: list[tuple[DecodeHandle, Tensor, float, Tensor]] = []
+        """What a probe of each layer sees. Holding a graph's tensors keeps their memory from serving another layer."""
         engine._begin([1] * rows, (), 0)  # a disposable prompt, as for the engine's own capture
         engine._prefill([[0]] * rows, [1] * rows)
 
         def step() -> None:
+            self._attended.clear()
             with engine._fusion.active():
                 self._logits = engine._forward(self._token, self._position, None)
 
-        self._graph = CapturedStep(step)
+        if engine.probe is not None:
+            self._cache.probe = lambda *seen: self._attended.append(seen)
+        try:
+            self._graph = CapturedStep(step)
+        finally:
+            self._cache.probe = None
 
-    def run(self, token: Tensor, position: Tensor) -> Tensor:
+    def run(self, token: Tensor, position: Tensor, probe: Probe | None) -> Tensor:
         """Feed tokens [B, 1] at their positions [B, 1]; logits [B, vocab]."""
         self._token.copy_(token)
         self._position.copy_(position)
         self._graph.replay()
         self._cache.note_replayed_step()
+        if probe is not None:
+            for seen in self._attended:
+                probe(*seen)
         return self._logits.clone()
 
 

@@ -50,7 +50,7 @@ def test_keeping_everything_exactly_is_dense() -> None:
 )
 def test_layers_are_compared_alike_together_and_alone(method: Method, monkeypatch: pytest.MonkeyPatch) -> None:
     together = run(method)
-    monkeypatch.setattr(probe_module, "_COMPARED_TOGETHER", 1)
+    monkeypatch.setattr(probe_module, "BYTES_AT_ONCE", 1)
     for name, value in run(method)._tensors().items():
         torch.testing.assert_close(value, together._tensors()[name], rtol=1e-12, atol=1e-12)
     assert aggregate(together)["mass_recall"]["macro"] < 1

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
-from eval.fidelity import FidelityProbe, summary
+from eval.fidelity import FidelityProbe, FidelityState, summary
 from eval.fidelity.forced import ForcedScores, compare_forced, compare_predictions
 from ffd import FFD, Dense, Engine, Method
+from ffd.methods import create, method_class, method_names
 from ffd.report import read_ledger
-from ffd.teacher import forced_logits
+from ffd.teacher import forced_logits, forced_logits_of_both
 from tests.tiny import random_prompt, tiny_model
 
 PROMPTS = [random_prompt(140, 1), random_prompt(101, 2)]
@@ -117,6 +120,73 @@ def test_no_numbers_without_tokens() -> None:
 def test_continuations_that_do_not_fit_are_refused(continuations: list[list[int]], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         next(forced_logits(engine(Dense()), PROMPTS, continuations))
+
+
+@pytest.mark.parametrize("name", [name for name in method_names() if name != "dense"])
+def test_a_prompt_is_prefilled_once_for_two_engines(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tiny_model("llama")
+    method = create(name, method_class(name).small_knobs)
+    alone = list(forced_logits(engine(method, model), PROMPTS, CONTINUATIONS))
+    first, second = engine(method, model, probe=FidelityProbe(), probe_every=99), engine(method, model)
+    first.cache.follow_dense = True
+    # What an earlier prompt left in the caches must not show.
+    list(forced_logits_of_both(first, second, [random_prompt(180, 8), random_prompt(190, 9)], [[1, 2, 3]] * 2))
+    monkeypatch.setattr(second, "_prefill", None)
+    both = list(forced_logits_of_both(first, second, PROMPTS, CONTINUATIONS))
+    assert torch.equal(torch.stack([logits for _, logits in both]), torch.stack(alone))
+    dense = torch.stack(list(forced_logits(engine(Dense(), model), PROMPTS, CONTINUATIONS)))
+    assert torch.equal(torch.stack([logits for logits, _ in both]), dense)
+
+
+@pytest.mark.parametrize("missing", ["exact keys", "full attention"])
+def test_both_engines_prefill_where_keys_are_not_kept_for_all_layers(missing: str) -> None:
+    kinds = ["full_attention", "sliding_attention"]
+    extra = {"layer_types": kinds, "use_sliding_window": True, "sliding_window": 64, "max_window_layers": 0}
+    model = tiny_model("qwen2", **extra if missing == "full attention" else {})
+    first = FFD(block_size=64) if missing == "exact keys" else Dense()
+    second = FFD(delta=1.0, block_size=64, sub_block=16)
+    both = forced_logits_of_both(engine(first, model), engine(second, model), PROMPTS, CONTINUATIONS)
+    alone = forced_logits(engine(second, model), PROMPTS, CONTINUATIONS)
+    for (_, got), expected in zip(both, alone, strict=True):
+        assert torch.equal(got, expected)
+
+
+def test_engines_on_two_models_share_no_prompt() -> None:
+    with pytest.raises(ValueError, match="engines on two models"):
+        next(forced_logits_of_both(engine(Dense()), engine(Dense()), PROMPTS, CONTINUATIONS))
+
+
+def test_a_probe_sees_a_captured_steps_layers_after_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The capture is played by eager steps; that a graph holds what the probe is shown is for the GPU test."""
+
+    def outcome(captured: bool) -> tuple[Tensor, FidelityState, dict[str, Any]]:
+        probe = FidelityProbe(unit=64)
+        forced = engine(FFD(delta=1.0, block_size=64, sub_block=32), probe=probe, probe_every=3)
+        forced.cache.follow_dense = True
+
+        class Played:
+            def __init__(self, step: Callable[[], None]) -> None:
+                self.step, self.probe = step, forced.cache.probe
+                self.replay()
+
+            def replay(self) -> None:
+                forced.cache.probe = self.probe
+                self.step()
+                forced.cache.probe = None
+
+        if captured:
+            forced.eager_reason = None
+            monkeypatch.setattr("ffd.teacher.CapturedStep", Played)
+            monkeypatch.setattr(forced.cache, "note_replayed_step", lambda: None)  # an eager step counts itself
+        logits = torch.stack(list(forced_logits(forced, PROMPTS, CONTINUATIONS)))
+        return logits, probe.take(), read_ledger(forced.cache, 13).totals()
+
+    (eager, expected, counted), (captured, seen, read) = outcome(False), outcome(True)
+    assert torch.equal(captured, eager)
+    assert read == counted
+    assert seen.steps.tolist() == [2 + 2 + 1] * 2  # steps 0, 3 and 6; the second row ends after five
+    for name, value in seen._tensors().items():
+        assert torch.equal(value, expected._tensors()[name]), name
 
 
 @pytest.mark.gpu

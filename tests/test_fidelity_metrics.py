@@ -209,6 +209,14 @@ def test_keeping_everything_exactly_loses_nothing() -> None:
             assert observed[name].value.double() == pytest.approx(torch.full((B, HKV * G), expected), abs=1e-6), name
 
 
+def test_no_token_is_missed_by_keeping_all_whatever_the_margin() -> None:
+    """An infinite margin reaches all tokens of a row and none beyond its length."""
+    case = make_case()
+    everything = case.exact.visible.expand_as(case.exact.scores)
+    selection = replace(case.selection, attended=everything, margin=torch.full((HKV * G,), torch.inf))
+    assert (observe(case.exact, selection, HKV, UNIT)["false_negatives"].value == 0).all()
+
+
 def test_attending_to_nothing_is_undefined_rather_than_a_number() -> None:
     case = make_case()
     nothing = torch.zeros_like(case.selection.attended)

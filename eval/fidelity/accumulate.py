@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from eval.fidelity.catalogue import METRICS
+from eval.fidelity.catalogue import INDEX, METRICS
 from eval.fidelity.metrics import Observation
 
 FORMAT = "ffd-fidelity/1"
@@ -94,35 +94,37 @@ class FidelityState:
             How many layers were observed.
         """
         shape = (layers * active.shape[0], self.num_heads)
-        absent = torch.full(shape, torch.nan, dtype=torch.float64, device=active.device)
-        one = torch.ones_like(absent)
         everywhere = active.repeat(layers)[:, None].expand(shape)
-        values, weights, masks = [], [], []
-        for name in NAMES:
-            entry = observed.get(name)
-            values.append(absent if entry is None else entry.value.double())
-            weights.append(one if entry is None or entry.weight is None else entry.weight.double().expand(shape))
-            masks.append(everywhere if entry is None or entry.defined is None else everywhere & entry.defined)
-        by_layer = (layers, active.shape[0])
-        value = torch.stack(values).unflatten(1, by_layer)  # [M, L, B, Hq]
-        defined = torch.stack(masks).unflatten(1, by_layer) & value.isfinite()
-        weight = torch.stack(weights).unflatten(1, by_layer).masked_fill(~defined, 0.0)
-        value = value.masked_fill(~defined, 0.0)
+        absent = Observation(torch.full(shape, torch.nan, dtype=torch.float64, device=active.device))
+        one = torch.ones_like(absent.value)
+        entries = [observed.get(name, absent) for name in NAMES]
+
+        def by_row(tensors: Iterable[Tensor]) -> Tensor:  # [M, layers, B, Hq]
+            return torch.stack([x.expand(shape) for x in tensors]).unflatten(1, (layers, active.shape[0]))
+
+        # Tensors of one dtype are stacked in one launch.
+        given = by_row(entry.value.double() for entry in entries)
+        weight = by_row(one if entry.weight is None else entry.weight.double() for entry in entries)
+        defined = by_row(everywhere if entry.defined is None else entry.defined for entry in entries)
+        defined = defined & by_row([everywhere])[0] & given.isfinite()
+        value, weight = given.where(defined, 0.0), weight.where(defined, 0.0)
+        counted = defined.long()
         own = slice(layer, layer + layers)
-        self.value_sum[:, own] += value.sum(dim=2)
-        self.weighted_sum[:, own] += (value * weight).sum(dim=2)
-        self.weight[:, own] += weight.sum(dim=2)
-        self.count[:, own] += defined.sum(dim=2)
-        self.steps[own] += active.sum()
-        low = value.masked_fill(~defined, torch.inf).amin(dim=2)
-        high = value.masked_fill(~defined, -torch.inf).amax(dim=2)
-        self.minimum[:, own] = self.minimum[:, own].minimum(low)
-        self.maximum[:, own] = self.maximum[:, own].maximum(high)
+        self.value_sum[:, own].add_(value.sum(dim=2))
+        self.weighted_sum[:, own].add_((value * weight).sum(dim=2))
+        self.weight[:, own].add_(weight.sum(dim=2))
+        self.count[:, own].add_(counted.sum(dim=2))
+        self.steps[own].add_(active.sum())
+        for extreme, merged, seen in (
+            (self.minimum, torch.minimum, given.where(defined, torch.inf).amin(dim=2)),
+            (self.maximum, torch.maximum, given.where(defined, -torch.inf).amax(dim=2)),
+        ):
+            merged(extreme[:, own], seen, out=extreme[:, own])
         for row, metric in enumerate(WITH_HISTOGRAM):
             assert metric.histogram is not None
-            which = NAMES.index(metric.name)
-            bins = torch.bucketize(value[which], self._edges[metric.histogram]).mT
-            self.histogram[row, own].scatter_add_(2, bins, defined[which].long().mT)
+            which = INDEX[metric.name]
+            bins = torch.bucketize(value[which].mT.contiguous(), self._edges[metric.histogram])
+            self.histogram[row, own].scatter_add_(2, bins, counted[which].mT)
 
     def to(self, device: torch.device | str) -> FidelityState:
         """The same state on another device."""

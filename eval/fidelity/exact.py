@@ -31,6 +31,11 @@ class ExactStep:
         return self.scores.masked_fill(~self.visible, -torch.inf)
 
     @cached_property
+    def precise(self) -> Tensor:
+        """float64 of `masked`."""
+        return self.masked.double()
+
+    @cached_property
     def descending(self) -> tuple[Tensor, Tensor]:
         """Scores in descending order and their positions, ties in order of position; each [B, Hq, N]."""
         return torch.sort(self.masked, dim=-1, descending=True, stable=True)
@@ -43,16 +48,16 @@ class ExactStep:
     @cached_property
     def logsumexp(self) -> Tensor:
         """float64 [B, Hq]."""
-        return torch.logsumexp(self.masked.double(), dim=-1)
+        return torch.logsumexp(self.precise, dim=-1)
 
     @cached_property
     def probabilities(self) -> Tensor:
         """float64 [B, Hq, N]."""
-        return torch.exp(self.masked.double() - self.logsumexp[..., None])
+        return torch.exp(self.precise - self.logsumexp[..., None])
 
-    def within(self, delta: float | Tensor) -> Tensor:
-        """Tokens within ``delta`` nats of the maximum: int64 [B, Hq]."""
-        return (self.masked >= (self.maximum - delta)[..., None]).sum(dim=-1)
+    def near(self, delta: float | Tensor) -> Tensor:
+        """Visible tokens within ``delta`` nats of the maximum: bool [B, Hq, N]."""
+        return (self.masked >= (self.maximum - delta)[..., None]) & self.visible
 
     def holding(self, mass: float) -> Tensor:
         """Size of the smallest set with this share of the mass: int64 [B, Hq]."""

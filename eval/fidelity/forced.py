@@ -116,24 +116,24 @@ def compare_forced(
     Raises
     ------
     ValueError
-        As `ffd.teacher.forced_logits`.
+        As `ffd.teacher.forced_logits_of_both`.
     """
-    from ffd.teacher import forced_logits
+    from ffd.teacher import forced_logits_of_both
 
     ends = torch.tensor([len(c) for c in continuations])
+    width = max((len(c) for c in continuations), default=0)
+    targets = torch.tensor([[*c, *[0] * (width - len(c))] for c in continuations]).T.to(method.device)
     steps: list[Tensor] = []
-    both = zip(forced_logits(dense, prompts, continuations), forced_logits(method, prompts, continuations), strict=True)
-    for index, (expected, got) in enumerate(both):
-        if index == 0:
-            continue
-        targets = torch.tensor([c[index] if index < len(c) else 0 for c in continuations], device=got.device)
-        steps.append(compare_predictions(expected, got, targets).masked_fill((ends <= index).to(got.device), 0.0))
+    for index, (expected, got) in enumerate(forced_logits_of_both(dense, method, prompts, continuations)):
+        if index:
+            steps.append(compare_predictions(expected, got, targets[index]))
     if not steps:
         return ForcedScores()
-    values = torch.stack(steps).cpu()  # [positions, 4, B]
+    over = ends <= torch.arange(1, len(steps) + 1)[:, None]  # [positions, B]
+    values = torch.stack(steps).cpu().masked_fill(over[:, None], 0.0)  # [positions, 4, B]
     sums = values.sum(dim=-1)
     return ForcedScores(
-        count=[int((ends > index).sum()) for index in range(1, len(steps) + 1)],
+        count=(~over).sum(dim=1).tolist(),
         nll=sums[:, 0].tolist(),
         dense_nll=sums[:, 1].tolist(),
         kl=sums[:, 2].tolist(),

@@ -4,47 +4,45 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from eval.fidelity.exact import ExactStep
 from eval.fidelity.metrics import Observation, observe, output_errors
+from eval.fidelity.stacked import StackedLayers, signature
 from ffd.methods import MethodLayer
-from ffd.methods.base import Selection
 
 
 @dataclass(frozen=True)
 class LayerStep:
-    """A method's selection beside dense attention of the same query; valid until the storages' next step."""
+    """A decode step of a method beside dense attention; to be compared before the storages' next step."""
 
-    scores: Tensor
-    """float32 [B, Hq, N], exact, natural units."""
-    selection: Selection
-    num_kv_heads: int
-    outputs: tuple[Tensor, Tensor, Tensor] | None
-    """Exact values [B, Hkv, N, d], values as the method stores them, and its output [B, Hq, d]; None where values
-    are not known."""
+    storage: MethodLayer
+    dense: MethodLayer
+    """A dense layer that holds the same tokens."""
+    q: Tensor
+    """[B, Hq, d]."""
+    scale: float
+    """Softmax scale."""
+    out: Tensor | None
+    """[B, Hq, d], output of `storage`; None where values are not known, which leaves its metrics out."""
 
+    @cached_property
+    def kind(self) -> Any:
+        """Steps of equal kind can be compared together."""
+        parts = (signature(self.storage), signature(self.dense))
+        return parts, self.q.shape, self.scale, self.out is None
 
-def look(storage: MethodLayer, dense: MethodLayer, q: Tensor, scale: float, out: Tensor | None) -> LayerStep:
-    """Take from the storages what `compare` needs of their last decode step.
-
-    Parameters
-    ----------
-    storage, dense
-        The method's layer, and a dense one that holds the same tokens.
-    q
-        [B, Hq, d].
-    scale
-        Softmax scale.
-    out
-        [B, Hq, d], output of `storage`; None where values are not known, which leaves its metrics out.
-    """
-    reference, selection = dense.select(q, scale), storage.select(q, scale)
-    n = reference.scores.shape[-1]
-    outputs = None if out is None else (dense.stored_values(n), storage.stored_values(n), out)
-    return LayerStep(reference.scores, selection, storage.geometry.num_kv_heads, outputs)
+    @property
+    def working_bytes(self) -> int:
+        """About what a comparison needs in memory for this layer, as measured with FFD at 32K."""
+        g = self.storage.geometry
+        scores = 96 * g.num_query_heads  # a dozen float64 for each
+        keys_and_values = 14 * g.num_kv_heads * g.head_dim  # stacked copies, and two in float32
+        return g.batch_size * g.capacity * (scores + keys_and_values)
 
 
 def compare(steps: Sequence[LayerStep], unit: int) -> dict[str, Observation]:
@@ -53,7 +51,7 @@ def compare(steps: Sequence[LayerStep], unit: int) -> dict[str, Observation]:
     Parameters
     ----------
     steps
-        Layers of one model, method and step.
+        Layers of one model, method and step, all of one kind.
     unit
         Tokens per page of the page-level Spearman correlation.
 
@@ -61,33 +59,19 @@ def compare(steps: Sequence[LayerStep], unit: int) -> dict[str, Observation]:
     -------
     dict
         Observations by metric name: [layers * B, Hq], the rows of one layer after those of the layer before.
+
+    Raises
+    ------
+    RuntimeError
+        If the method's selection cannot be made in several layers at once, see `StackedLayers`.
     """
-    selection = _joined([step.selection for step in steps])
-    exact = ExactStep(_cat([step.scores for step in steps]), selection.lengths)
-    observed = observe(exact, selection, steps[0].num_kv_heads, unit)
-    outputs = [step.outputs for step in steps if step.outputs is not None]
+    stored, dense = (StackedLayers(storages) for storages in zip(*((s.storage, s.dense) for s in steps), strict=True))
+    q, scale = torch.stack([step.q for step in steps]), steps[0].scale
+    selection, scores = stored.select(q, scale), dense.select(q, scale).scores
+    exact = ExactStep(scores, selection.lengths)
+    observed = observe(exact, selection, steps[0].storage.geometry.num_kv_heads, unit)
+    outputs = [step.out for step in steps if step.out is not None]
     if outputs:
-        values, stored, out = (_cat(parts) for parts in zip(*outputs, strict=True))
-        observed |= output_errors(exact, values, selection, stored, out)
+        values, as_stored = (layers.stored_values(scores.shape[-1]) for layers in (dense, stored))
+        observed |= output_errors(exact, values, selection, as_stored, torch.cat(outputs))
     return observed
-
-
-def _joined(selections: Sequence[Selection]) -> Selection:
-    """Rows of all selections one after the other; what metrics do not look at is left out."""
-    if len(selections) == 1:
-        return selections[0]
-    rows = selections[0].selected.shape[:2]
-
-    def optional(name: str) -> Tensor | None:
-        parts = [getattr(selection, name) for selection in selections]
-        return None if parts[0] is None else _cat([part.expand(rows) for part in parts])
-
-    names = ("lengths", "selected", "attended", "estimate", "scores", "scanned")
-    joined = {name: _cat([getattr(selection, name) for selection in selections]) for name in names}
-    return Selection(
-        **joined, pseudo_max=optional("pseudo_max"), margin=optional("margin"), score_shift=optional("score_shift")
-    )
-
-
-def _cat(parts: Sequence[Tensor]) -> Tensor:
-    return parts[0] if len(parts) == 1 else torch.cat(list(parts))

@@ -10,6 +10,7 @@ one stable sort serves them all.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -17,7 +18,7 @@ from torch import Tensor
 
 from eval.fidelity.catalogue import PROXY_GAP, SALIENT_DELTA, SALIENT_MASS, SET_SIZES, TOP_FRACTION
 from eval.fidelity.exact import ExactStep
-from eval.fidelity.ranks import is_constant, spearman
+from eval.fidelity.ranks import spearman
 from ffd.methods.base import Selection
 from ffd.reference import masked_attention, unit_max, visible
 
@@ -63,10 +64,6 @@ def observe(exact: ExactStep, selection: Selection, num_kv_heads: int, unit: int
     if selection.pseudo_max is not None:
         gap = exact.maximum - natural(selection.pseudo_max, selection)
         observed |= proxy_quality(gap, observed["keep_head"], observed["salient_hit_delta"])
-    if selection.margin is not None:
-        size = exact.within(selection.margin)
-        hits = exact_prefix_hits(exact, selection.attended)
-        observed["false_negatives"] = complement(prefix_share(hits, size))
     return observed
 
 
@@ -88,40 +85,52 @@ def keep_ratios(selection: Selection, num_kv_heads: int) -> dict[str, Observatio
     }
 
 
-def exact_prefix_hits(exact: ExactStep, kept: Tensor) -> Tensor:
-    """Entry ``i``: how many of the ``i + 1`` tokens of largest exact score are kept; int64 [B, Hq, N]."""
-    return kept.gather(-1, exact.descending[1]).cumsum(dim=-1)
+def prefix_shares(exact: ExactStep, kept: Tensor, sizes: Sequence[Tensor]) -> list[Observation]:
+    """Kept shares of the tokens of largest exact score.
 
-
-def prefix_share(hits: Tensor, size: Tensor) -> Observation:
-    """Kept share of the ``size`` [B, Hq] tokens of largest exact score; undefined where size is 0 or beyond N."""
-    within = (size - 1).clamp(0, hits.shape[-1] - 1)
-    share = hits.gather(-1, within[..., None])[..., 0] / size.double()
-    return Observation(share, weight=size.double(), defined=(size > 0) & (size <= hits.shape[-1]))
-
-
-def complement(share: Observation) -> Observation:
-    """One minus a share, of the same tokens."""
-    return Observation(1 - share.value, share.weight, share.defined)
+    Parameters
+    ----------
+    exact
+        Dense attention of the step.
+    kept
+        bool [B, Hq, N].
+    sizes
+        How many tokens of largest score, each int [B, Hq]; a share is undefined where that is 0 or beyond N.
+    """
+    # Entry i: how many of the i + 1 tokens of largest exact score are kept.
+    hits = kept.gather(-1, exact.descending[1]).cumsum(dim=-1, dtype=torch.int32)
+    size = torch.stack(list(sizes), dim=-1)
+    weight = size.double()
+    share = hits.gather(-1, (size - 1).clamp(0, hits.shape[-1] - 1)) / weight
+    defined = (size > 0) & (size <= hits.shape[-1])
+    return [Observation(*parts) for parts in zip(*(x.unbind(-1) for x in (share, weight, defined)), strict=True)]
 
 
 def recalls(exact: ExactStep, selection: Selection) -> dict[str, Observation]:
-    """Mass recall, set recall at fixed sizes and at the attended set's own, and salient hit rates."""
-    hits = exact_prefix_hits(exact, selection.attended)
-    own = exact_prefix_hits(exact, selection.selected)
-    salient = exact.within(SALIENT_DELTA)
-    observed = {
-        "mass_recall": Observation((exact.probabilities * selection.attended).sum(dim=-1)),
-        "mass_recall_selected": Observation((exact.probabilities * selection.selected).sum(dim=-1)),
-        "set_recall_own_size": prefix_share(hits, selection.attended.sum(dim=-1)),
-        "salient_hit_delta": prefix_share(hits, salient),
-        "salient_hit_delta_selected": prefix_share(own, salient),
-        "salient_hit_mass": prefix_share(hits, exact.holding(SALIENT_MASS)),
+    """Mass recall, set recall at fixed sizes and at the attended set's own, salient hit rates, false negatives."""
+    kept = torch.stack((selection.attended, selection.selected))
+    mass = (exact.probabilities * kept).sum(dim=-1)
+    near = exact.near(SALIENT_DELTA)
+    salient = near.sum(dim=-1)
+    hits, own_hits = (kept & near).sum(dim=-1)
+    weight = salient.double()
+    sizes = {
+        "set_recall_own_size": selection.attended.sum(dim=-1),
+        "salient_hit_mass": exact.holding(SALIENT_MASS),
+        **{f"set_recall_{m}": ((exact.lengths >= m) * m)[:, None].expand_as(salient) for m in SET_SIZES},
     }
-    enough = exact.lengths[:, None].expand_as(salient)
-    for m in SET_SIZES:
-        share = prefix_share(hits, torch.full_like(salient, m))
-        observed[f"set_recall_{m}"] = Observation(share.value, share.weight, enough >= m)
+    if selection.margin is not None:
+        sizes["false_negatives"] = exact.near(selection.margin).sum(dim=-1)
+    observed = {
+        "mass_recall": Observation(mass[0]),
+        "mass_recall_selected": Observation(mass[1]),
+        "salient_hit_delta": Observation(hits / weight, weight, salient > 0),
+        "salient_hit_delta_selected": Observation(own_hits / weight, weight, salient > 0),
+        **dict(zip(sizes, prefix_shares(exact, selection.attended, list(sizes.values())), strict=True)),
+    }
+    if selection.margin is not None:
+        found = observed["false_negatives"]
+        observed["false_negatives"] = Observation(1 - found.value, found.weight, found.defined)
     return observed
 
 
@@ -132,9 +141,8 @@ def lse_errors(exact: ExactStep, selection: Selection) -> dict[str, Observation]
     the quantisation part what approximate scores of the attended ones add. Scores of centred keys
     are compared after adding the constant that centring took from the whole row.
     """
-    kept = ~selection.attended
-    true = torch.logsumexp(exact.masked.double().masked_fill(kept, -torch.inf), dim=-1)
-    used = torch.logsumexp(natural(selection.scores.double(), selection).masked_fill(kept, -torch.inf), dim=-1)
+    scores = torch.stack((exact.precise, natural(selection.scores.double(), selection)))
+    true, used = torch.logsumexp(scores.masked_fill(~selection.attended, -torch.inf), dim=-1)
     quantisation = used - true
     return {
         "lse_error": Observation((exact.logsumexp - used).abs()),
@@ -167,11 +175,11 @@ def output_errors(
     got = out.double()
     dense = masked_attention(exact.scores, everything, values)[0].double()
     same = masked_attention(selection.scores, selection.attended, stored_values)[0].double()
-    norm = dense.norm(dim=-1)
+    size, own, same_size, error, same_error = torch.stack((dense, got, same, got - dense, got - same)).norm(dim=-1)
     return {
-        "output_cos": Observation((got * dense).sum(dim=-1) / (norm * got.norm(dim=-1))),
-        "output_rel_error": Observation((got - dense).norm(dim=-1) / norm),
-        "executor_rel_error": Observation((got - same).norm(dim=-1) / same.norm(dim=-1)),
+        "output_cos": Observation((got * dense).sum(dim=-1) / (size * own)),
+        "output_rel_error": Observation(error / size),
+        "executor_rel_error": Observation(same_error / same_size),
     }
 
 
@@ -180,20 +188,22 @@ def rank_correlations(exact: ExactStep, estimate: Tensor, unit: int) -> dict[str
 
     Tokens (pages) without an estimate, NaN, take no part; how many there are is observed beside it.
     """
-    seen = exact.visible.expand_as(estimate)
-    estimated = seen & ~estimate.isnan()
-    pages = spearman(unit_max(estimate, estimated, unit), unit_max(exact.scores, seen, unit), paged(estimated, unit))
+    estimated = exact.visible & ~estimate.isnan()
+    pages = spearman(unit_max(estimate, estimated, unit), unit_max(exact.scores, exact.visible, unit),
+                     paged(estimated, unit))  # fmt: skip
     size = (exact.lengths * TOP_FRACTION).ceil().long()
     widest = math.ceil(estimate.shape[-1] * TOP_FRACTION)
     scores, order = (x[..., :widest] for x in exact.descending)
     top = spearman(estimate.gather(-1, order), scores, visible(size, widest)[:, None])
-    share = estimated.sum(dim=-1) / exact.lengths[:, None].double()
+    estimates = estimated.sum(dim=-1)
+    low = estimate.where(estimated, torch.inf).amin(dim=-1)
+    high = estimate.where(estimated, -torch.inf).amax(dim=-1)
     return {
-        "spearman": Observation(spearman(estimate, exact.scores, seen)),
+        "spearman": Observation(spearman(estimate, exact.scores, exact.visible)),
         "spearman_page": Observation(pages),
         "spearman_top": Observation(top),
-        "estimate_missing": Observation(1 - share),
-        "estimate_constant": Observation(is_constant(estimate, seen).double(), defined=estimated.any(dim=-1)),
+        "estimate_missing": Observation(1 - estimates / exact.lengths[:, None].double()),
+        "estimate_constant": Observation((low == high).double(), defined=estimates > 0),
     }
 
 

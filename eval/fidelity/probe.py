@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import warnings
+
 import torch
 from torch import Tensor
 
 from eval.fidelity.accumulate import FidelityState
-from eval.fidelity.layer_step import LayerStep, compare, look
+from eval.fidelity.layer_step import LayerStep, compare
 from ffd.cache import DecodeHandle
 
-_COMPARED_TOGETHER = 1 << 23
-"""Scores, over layers, heads and tokens, that are compared at once: a step costs launches, not arithmetic, and more
-than this costs memory (64 MiB a float64 tensor)."""
+BYTES_AT_ONCE = 4 << 30
+"""Working memory of the layers that are compared together, of which there is at least one: a step costs launches
+more than arithmetic."""
 
 
 class FidelityProbe:
@@ -50,7 +52,6 @@ class FidelityProbe:
     @torch.inference_mode()
     def take(self) -> FidelityState:
         """What was observed since `start`, on the host, and start anew."""
-        self._compare()
         state = self._state.to("cpu")
         self.start()
         return state
@@ -74,17 +75,29 @@ class FidelityProbe:
             dense_calls = self._state.dense_calls
             self._state = FidelityState(self.unit, layers, q.shape[1], dense_calls, q.device)
         position = layers.index(handle.layer_idx)
-        if self._waiting and position != self._first + len(self._waiting):
+        step = LayerStep(handle.storage, handle.shadow, q, scale, out)
+        together = [*self._waiting, step]
+        follows = position == self._first + len(self._waiting) and step.kind == together[0].kind
+        if not follows or sum(layer.working_bytes for layer in together) > BYTES_AT_ONCE:
             self._compare()
         if not self._waiting:
-            self._first = position
-        self._active = handle.cache.rows.active.bool()
-        self._waiting.append(look(handle.storage, handle.shadow, q, scale, out))
-        if position == len(layers) - 1 or sum(step.scores.numel() for step in self._waiting) >= _COMPARED_TOGETHER:
+            self._first, self._active = position, handle.cache.rows.active.bool()
+        self._waiting.append(step)
+        if position == len(layers) - 1:
             self._compare()
 
     def _compare(self) -> None:
-        if self._waiting:
-            observed = compare(self._waiting, self.unit)
-            self._state.add(self._first, observed, self._active, len(self._waiting))
-            self._waiting = []
+        steps, self._waiting = self._waiting, []
+        if not steps:
+            return
+        try:
+            observed = compare(steps, self.unit)
+        except RuntimeError as error:
+            if len(steps) == 1:
+                raise
+            storage, reason = type(steps[0].storage).__name__, str(error).partition("\n")[0]
+            warnings.warn(f"{storage}: layers are compared one by one, which takes longer ({reason})", stacklevel=2)
+            for position, step in enumerate(steps, start=self._first):
+                self._state.add(position, compare([step], self.unit), self._active)
+        else:
+            self._state.add(self._first, observed, self._active, len(steps))

@@ -6,31 +6,30 @@ import torch
 from torch import Tensor
 
 
-def average_ranks(x: Tensor) -> Tensor:
+def average_ranks(x: Tensor, count: Tensor | None = None) -> Tensor:
     """Ranks from 0 of the last axis, ties sharing the mean of theirs.
 
     Parameters
     ----------
     x
-        Floating [..., N]. NaN entries rank after all others, each by itself.
+        Floating [..., N], no NaN.
+    count
+        int, broadcastable to [..., N]: how many entries rank, the others being infinite; all of them if not given.
 
     Returns
     -------
     Tensor
-        float64 [..., N].
+        float64 [..., N]; anything at entries that do not rank.
     """
-    n = x.shape[-1]
-    ordered, order = torch.sort(x, dim=-1)
-    position = torch.arange(n, device=x.device).expand_as(order)
-    # NaN differs from NaN, so masked entries never form a run.
-    starts = torch.ones_like(ordered, dtype=torch.bool)
-    starts[..., 1:] = ordered[..., 1:] != ordered[..., :-1]
-    first = torch.where(starts, position, 0).cummax(dim=-1).values
-    ends = torch.ones_like(starts)
-    ends[..., :-1] = starts[..., 1:]
-    last = torch.where(ends, position, n).flip(-1).cummin(dim=-1).values.flip(-1)
-    mean = (first + last).double() / 2
-    return torch.empty_like(mean).scatter_(-1, order, mean)
+    x = x.contiguous()
+    ordered = torch.sort(x, dim=-1).values
+    # Entries that tie lie between the two ends of their run. A search is cheaper than marking runs by scans, which
+    # on a GPU walk a row one after the other.
+    first = torch.searchsorted(ordered, x, out_int32=True)
+    last = torch.searchsorted(ordered, x, right=True, out_int32=True)
+    if count is not None:
+        last = last.minimum(count)
+    return (first + last - 1).double() / 2
 
 
 def spearman(x: Tensor, y: Tensor, mask: Tensor) -> Tensor:
@@ -48,22 +47,10 @@ def spearman(x: Tensor, y: Tensor, mask: Tensor) -> Tensor:
     Tensor
         float64 [...]; NaN where fewer than two tokens take part or one side is constant.
     """
-    mask = mask & ~x.isnan() & ~y.isnan()
-    n = mask.sum(dim=-1, keepdim=True).double()
-
-    def centred_ranks(values: Tensor) -> Tensor:
-        # Ranks of n tokens, tied or not, have the mean (n - 1) / 2.
-        ranks = average_ranks(values.masked_fill(~mask, torch.nan))
-        return (ranks - (n - 1) / 2).masked_fill(~mask, 0.0)
-
-    a, b = centred_ranks(x), centred_ranks(y)
+    both = torch.stack((x, y))
+    out = ~mask | both.isnan().any(dim=0)
+    n = out.shape[-1] - out.sum(dim=-1, keepdim=True, dtype=torch.int32)
+    # Ranks of n tokens, tied or not, have the mean (n - 1) / 2.
+    centred = (average_ranks(both.masked_fill(out, torch.inf), n) - (n - 1) / 2).masked_fill(out, 0.0)
     # 0 / 0 for constant rows is the NaN promised; ranks are multiples of a half, so a constant row is exactly 0.
-    return (a * b).sum(dim=-1) / ((a * a).sum(dim=-1) * (b * b).sum(dim=-1)).sqrt()
-
-
-def is_constant(x: Tensor, mask: Tensor) -> Tensor:
-    """Whether all masked-in entries that are not NaN are equal: [..., N] -> bool [...], True for an empty row."""
-    mask = mask & ~x.isnan()
-    low = x.masked_fill(~mask, torch.inf).amin(dim=-1)
-    high = x.masked_fill(~mask, -torch.inf).amax(dim=-1)
-    return (low == high) | ~mask.any(dim=-1)
+    return centred.prod(dim=0).sum(dim=-1) / centred.square().sum(dim=-1).prod(dim=0).sqrt()

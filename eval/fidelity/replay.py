@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from eval.fidelity.accumulate import FidelityState
-from eval.fidelity.layer_step import compare, look
+from eval.fidelity.layer_step import LayerStep, compare
 from eval.fidelity.traces import Trace
 from ffd.methods import LayerGeometry, Method, MethodLayer, RowState
 from ffd.methods.dense import Dense
@@ -100,7 +100,7 @@ def replay_with_ledger(
         for step in steps:
             out = step.storage.decode(step.q, trace.scale)
             known = out if trace.values else None
-            seen = look(step.storage, step.dense, step.q, trace.scale, known)
+            seen = LayerStep(step.storage, step.dense, step.q, trace.scale, known)
             state.add(position, compare([seen], unit), step.active)
         reports.append(layer_report(layer, True, step.storage))
     return state.to("cpu"), tuple(reports)
