@@ -12,6 +12,8 @@ from analysis.measurements import Timing, timing_labels
 _WHOLE = {"attend", "reduce"}
 _GEOMETRY = ("Hq", "Hkv", "d", "dtype")
 _LENGTHS = (4096, 16384, 65536, 262144)
+_DRAWN = (None, 0.02, 0.18, 1.0)
+"""Kept targets in figures: of five the ones apart enough to tell."""
 
 
 def whole_steps(timings: Sequence[Timing]) -> list[Timing]:
@@ -72,13 +74,18 @@ def roofline(timings: Sequence[Timing], bytes_per_us: float | None) -> Figure:
 
 def _lines(timings: Sequence[Timing], x: str) -> list[Series]:
     single = sorted(
-        (t for t in comparable(timings) if t.row["B"] == 1),
+        (t for t in comparable(timings) if t.row["B"] == 1 and _is_drawn(t.row)),
         key=lambda t: (t.row["method"], t.row.get("kept_target") or 0.0),
     )
     points: dict[str, list[tuple[float, float, str]]] = {}
     for name, t in zip(timing_labels(single), single, strict=True):
         points.setdefault(name, []).append((float(t.row.get(x) or 0), float(t.row["time_us"]), t.origin))
     return [Series(name, *(tuple(p[i] for p in sorted(own)) for i in range(3))) for name, own in points.items()]
+
+
+def _is_drawn(row: Mapping[str, Any]) -> bool:
+    """Whether a figure shows a row; the component grid, at one kept share and two lengths, has a table of its own."""
+    return not row["method"].startswith("component") and row.get("kept_target") in _DRAWN
 
 
 def devices(timings: Sequence[Timing]) -> str:
