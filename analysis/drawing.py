@@ -83,6 +83,10 @@ def svg(figure: Figure) -> str:
         many = len(figure.series) > _MOST_INSIDE
         size = (9.0, max(3.6, 0.2 * len(figure.series) + 0.5)) if many else (6.0, 3.6)
         drawing, axes = plt.subplots(figsize=size, layout="constrained")
+        # Ten colours, then the same with another marker and dashes: no two series look alike.
+        axes.set_prop_cycle(
+            mpl.cycler(marker=["o", "s", "^"], linestyle=["-", "--", ":"]) * plt.rcParams["axes.prop_cycle"]
+        )
         for series in figure.series:
             if figure.kind == "histogram":
                 axes.hist(series.x, bins=20, range=(0, 100), alpha=0.7, label=series.label)
@@ -94,9 +98,10 @@ def svg(figure: Figure) -> str:
                 shown = axes.pcolormesh(columns, rows, grid, vmin=0, vmax=100, cmap="viridis", shading="nearest")
                 drawing.colorbar(shown, label="kept, %")
             elif series.bound:
-                axes.plot(series.x, series.y, "--", color="0.4", label=series.label, lw=1)
+                axes.plot(series.x, series.y, "--", marker="", color="0.4", label=series.label, lw=1)
             else:
-                axes.plot(series.x, series.y, "o" if figure.kind == "points" else "o-", label=series.label, ms=4)
+                style = {"linestyle": ""} if figure.kind == "points" else {}
+                axes.plot(series.x, series.y, label=series.label, ms=4, **style)
         if figure.log:
             axes.set_xscale("log")
             axes.set_yscale("log")

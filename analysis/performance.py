@@ -11,7 +11,7 @@ from typing import Any
 from analysis.components import selection_lines
 from analysis.drawing import Figure, data, svg
 from analysis.files import write_text
-from analysis.kernel import comparable, latency, roofline
+from analysis.kernel import LENGTH_STEP, comparable, latency, roofline
 from analysis.measurements import COMMITTED, Timing
 from analysis.shapes import row_problem
 
@@ -22,7 +22,6 @@ BEGIN, END = "<!-- measured: python -m analysis measurements -->", "<!-- end of 
 _KEPT = (0.02, 0.18, 1.0)
 _DENSE = {"dense": "dense (ours)", "sdpa_cudnn": "SDPA cuDNN", "sdpa_flash": "SDPA flash", "flashinfer": "flashinfer"}
 _PROTOCOLS = ("paper-default", "paper-flash", "fair")
-_LENGTH_STEP = 4096
 _OF_A_RECORD = ("gpu", "revision", "date", "rows")
 
 
@@ -126,7 +125,7 @@ def by_length(rows: Iterable[Mapping[str, Any]]) -> dict[int, dict[Any, Mapping[
     """
     found: dict[int, dict[Any, Mapping[str, Any]]] = {}
     for row in sorted(rows, key=lambda row: row["T"]):
-        length = -(-row["T"] // _LENGTH_STEP) * _LENGTH_STEP
+        length = -(-row["T"] // LENGTH_STEP) * LENGTH_STEP
         key = (row["method"], row["kept_target"]) if row["method"] not in _DENSE else row["method"]
         found.setdefault(length, {}).setdefault(key, row)
     return found
