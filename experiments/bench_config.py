@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from experiments.checks import boolean, choice, integer, refusal, text
 from experiments.throughput.cases import FUSE, PROTOCOLS
@@ -15,6 +15,7 @@ DTYPES = ("bfloat16", "float16")
 L2_STATES = ("cold", "hot")
 TIMINGS = ("graph", "eager")
 SOURCES = ("planted", "captured")
+Entry = TypeVar("Entry")
 MOST_TOKENS = 1 << 24
 """Largest context that is accepted: beyond it no layer fits a GPU."""
 
@@ -87,11 +88,16 @@ def bench_options(composed: Mapping[str, Any]) -> BenchOptions:
     )
 
 
-def listed(key: str, value: Any, accepted: str) -> tuple[Any, ...]:
-    """One value or a list of them as a tuple without repetitions, in the order given."""
+def listed(key: str, value: Any, accepted: str) -> list[Any]:
+    """One value or a list of them as a list; whether they are of the right kind is not asked here."""
     values = list(value) if isinstance(value, list | tuple) else [value]
     if not values:
         raise refusal(key, value, accepted)
+    return values
+
+
+def distinct(values: Iterable[Entry]) -> tuple[Entry, ...]:
+    """Without repetitions, in the order given."""
     return tuple(dict.fromkeys(values))
 
 
@@ -100,7 +106,7 @@ def integers(key: str, value: Any, *, minimum: int = 1, maximum: int, optional: 
     if value is None and optional:
         return None
     given = listed(key, value, "an integer or a list of integers")
-    return tuple(integer(key, entry, minimum=minimum, maximum=maximum) for entry in given)
+    return distinct(integer(key, entry, minimum=minimum, maximum=maximum) for entry in given)
 
 
 def fractions(key: str, value: Any) -> tuple[float, ...] | None:
@@ -112,12 +118,13 @@ def fractions(key: str, value: Any) -> tuple[float, ...] | None:
     for entry in given:
         if isinstance(entry, bool) or not isinstance(entry, int | float) or not 0 < entry <= 1:
             raise refusal(key, entry, accepted)
-    return tuple(map(float, given))
+    return distinct(map(float, given))
 
 
 def choices(key: str, value: Any, accepted: tuple[str, ...]) -> tuple[str, ...]:
     """Names out of a few."""
-    return tuple(choice(key, entry, accepted) for entry in listed(key, value, f"one or more of {', '.join(accepted)}"))
+    given = listed(key, value, f"one or more of {', '.join(accepted)}")
+    return distinct(choice(key, entry, accepted) for entry in given)
 
 
 def words(value: Any) -> Any:

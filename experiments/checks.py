@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from experiments.errors import UsageError
@@ -70,6 +70,15 @@ def mapping(values: Mapping[str, Any], key: str, accepted: str = "keys and value
     if not isinstance(value, Mapping):
         raise refusal(key, value, accepted)
     return dict(value)
+
+
+def settings(values: Mapping[str, Any], key: str, known: Iterable[str]) -> dict[str, Any]:
+    """A group of keys, all of them known: one that was added (``+key.other=1``) would be passed over in silence."""
+    found, names = mapping(values, key), tuple(known)
+    for name in found:
+        if name not in names:
+            raise UsageError(f"{key}.{name}={found[name]}: no such key; expected one of {', '.join(names)}")
+    return found
 
 
 def group(values: Mapping[str, Any], key: str) -> dict[str, Any]:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from experiments.bench_config import BenchOptions, bench_options
-from experiments.checks import boolean, choice, delta, group, integer, mapping, names, refusal, text
+from experiments.checks import boolean, choice, delta, group, integer, names, refusal, settings, text
 from experiments.errors import UsageError
 from experiments.options import (
+    MATCH_TARGETS,
     CalibrateOptions,
     FidelityOptions,
     MatchOptions,
@@ -28,6 +29,14 @@ _KEYS = (
     "dry_run", "shard", "fidelity", "trace", "match", "calibrate",
     "bench", "engine",
 )  # fmt: skip
+_SETTINGS = {
+    "fidelity": [field.name for field in fields(FidelityOptions) if field.name != "trace"],
+    "match": [*MATCH_TARGETS, "samples"],
+    "calibrate": [field.name for field in fields(CalibrateOptions)],
+    "bench": [field.name for field in fields(BenchOptions)],
+    "engine": ["graph", "fuse", "prefill_chunk"],
+}
+"""Keys of each group."""
 _MODEL_KEYS = ("name", "path", "revision", "dtype")
 _MOST_SAMPLES = 100_000
 _LARGEST_SEED = 2**32 - 1  # numpy's
@@ -133,7 +142,7 @@ def _run_config(composed: Mapping[str, Any], *, multirun: bool) -> RunConfig:
     choice("runner", values["runner"], RUNNERS)
     choice("executor", values["executor"], EXECUTORS)
     choice("tracker", values["tracker"], TRACKERS)
-    engine = mapping(values, "engine")
+    engine = settings(values, "engine", _SETTINGS["engine"])
     for key in ("graph", "fuse"):
         if not isinstance(engine[key], bool) and engine[key] != "auto":
             raise refusal(f"engine.{key}", engine[key], "auto, true or false")
@@ -151,10 +160,10 @@ def _run_config(composed: Mapping[str, Any], *, multirun: bool) -> RunConfig:
         out=None if out is None else Path(out),
         rerun=boolean("rerun", values["rerun"]),
         dry_run=boolean("dry_run", values["dry_run"]),
-        fidelity=fidelity_options(mapping(values, "fidelity"), values["trace"]),
-        match=match_options(mapping(values, "match")),
-        calibrate=calibrate_options(mapping(values, "calibrate")),
-        bench=bench_options(mapping(values, "bench")),
+        fidelity=fidelity_options(settings(values, "fidelity", _SETTINGS["fidelity"]), values["trace"]),
+        match=match_options(settings(values, "match", _SETTINGS["match"])),
+        calibrate=calibrate_options(settings(values, "calibrate", _SETTINGS["calibrate"])),
+        bench=bench_options(settings(values, "bench", _SETTINGS["bench"])),
         graph=engine["graph"],
         fuse=engine["fuse"],
         prefill_chunk=engine["prefill_chunk"],

@@ -243,6 +243,8 @@ def test_a_point_that_does_not_fit_is_said_so(monkeypatch, tmp_path, capsys):
         (["bench.protocols=[paper-flash]"], "bench.protocols=paper-flash: expected fair too, without a GPU"),
         (["bench.protocols=[fast]"], "bench.protocols=fast: expected one of fair, paper-default, paper-flash"),
         (["bench.fuse=maybe"], "bench.fuse=maybe: expected one of auto, true, false"),
+        (["model.dtype=int8"], "model.dtype=int8: expected one of auto, float32"),  # was a failed run
+        (["+bench.extra=1"], "bench.extra=1: no such key; expected one of B, T"),  # was passed over
         (["match.keep_io=0.2"], "match.keep_io=0.2: expected null with runner=throughput"),
     ],
 )
@@ -262,6 +264,40 @@ def test_the_bare_command_writes_a_record(tmp_path, capsys):
     assert record.keys() >= {"gpu", "versions", "date", "read_bandwidth", "model", "break_even"}
     assert len(record["rows"]) == 4
     assert record["break_even"][0]["says"] in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--grid", "0x512"], "--grid: 0x512: expected BxT with both at least 1"),
+        (["--grid", "1x-5"], "--grid: 1x-5: expected BxT"),
+        (["--grid", "1x256", "--kept", "nan"], "--kept: nan: expected a number in (0, 1]"),  # was timed, and recorded
+        (["--grid", "1x256", "--kept", "1.5"], "--kept: 1.5: expected a number in (0, 1]"),
+        (["--grid", "1x256", "--prefill-tokens", "-4"], "--prefill-tokens: -4: expected an integer >= 0"),
+        (["--grid", "1x256", "--geometry", "llama31_8b"], "--geometry=llama31_8b: needs a GPU"),  # ate all memory
+        (["--grid", "1x256", "--methods", "kivi"], "group_size=32: expected a divisor of head_dim=16; 1 rows are in"),
+    ],
+)
+def test_the_bare_command_refuses_in_one_line(arguments, message, tmp_path, capsys):
+    if torch.cuda.is_available():
+        pytest.skip("says what is refused without a GPU")
+    with pytest.raises(SystemExit) as ended:
+        main(["--out", str(tmp_path / "new" / "record.json"), "--geometry", "toy", *arguments])
+    assert ended.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+def test_the_bare_command_replaces_no_record(tmp_path, capsys):
+    path = tmp_path / "record.json"
+    path.write_text("hours of measuring")
+    for out in (path, tmp_path, path / "below"):
+        with pytest.raises(SystemExit):
+            main(["--out", str(out), "--geometry", "toy", "--grid", "1x256"])
+    assert path.read_text() == "hours of measuring"
+    said = capsys.readouterr().err
+    assert "record.json: exists already; expected a new file" in said
+    assert "expected a file, not a folder" in said
+    assert "cannot be written" in said
 
 
 def test_the_bare_command_needs_torch_and_transformers_only():

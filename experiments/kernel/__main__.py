@@ -7,7 +7,6 @@ GPU is continued.
 from __future__ import annotations
 
 import argparse
-import json
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -16,6 +15,10 @@ from typing import Any
 import torch
 import triton
 
+from experiments.bare import record_path
+from experiments.bare import write_record as write
+from experiments.errors import UsageError, one_line
+from experiments.files import read_json
 from experiments.kernel.grid import FFD_KNOBS, OFF_BLOCK, PARTS, Point, Shape, point, standard
 from experiments.kernel.measure import Item, PointRun
 from experiments.kernel.record import line, problem, record
@@ -30,8 +33,11 @@ def points(parts: Sequence[str], traces: Sequence[Path]) -> Iterator[tuple[Point
         for one in standard(part):
             yield one, None
     for path in traces:
-        for shape, steps in captured(path, "cuda"):
-            yield point(shape, {**FFD_KNOBS, "dense": {}}, (None,)), steps
+        try:
+            for shape, steps in captured(path, "cuda"):
+                yield point(shape, {**FFD_KNOBS, "dense": {}}, (None,)), steps
+        except (OSError, ValueError) as error:
+            raise UsageError(f"--traces={path}: {one_line(error)}") from None
 
 
 def quick() -> list[Point]:
@@ -40,18 +46,28 @@ def quick() -> list[Point]:
 
 
 def stored(path: Path, machine: dict[str, Any]) -> dict[str, Any]:
-    """An earlier record of the same machine and revision, else an empty one."""
-    if machine["revision"] != "unknown" and path.exists():
-        earlier: dict[str, Any] = json.loads(path.read_text())
-        if all(earlier.get(key) == value for key, value in machine.items()):
-            return earlier
-    return {"rows": [], "refused": []}
+    """An earlier record of the same machine and revision to continue, or an empty one where there is no file.
+
+    Raises
+    ------
+    UsageError
+        If the file is anything else: it would be lost.
+    """
+    earlier = read_json(path)
+    if earlier is None:
+        return {"rows": [], "refused": []}
+    if not isinstance(earlier, dict) or not all(isinstance(earlier.get(k), list) for k in ("rows", "refused")):
+        raise UsageError(f"--out={path}: expected a record with rows and refused, or no file")
+    for key, value in machine.items():
+        if earlier.get(key) != value or value == "unknown":
+            raise UsageError(f"--out={path}: its {key} is {earlier.get(key)}; expected {value}, named, or a new file")
+    return earlier
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure and write the record; returns the exit code, 1 where the gate refused a timing."""
     parser = argparse.ArgumentParser(prog="python -m experiments.kernel", description=__doc__)
-    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--out", type=record_path, required=True)
     parser.add_argument("--revision", default="unknown", help="commit that is measured")
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS), help="parts of the grid, in order")
     parser.add_argument("--quick", action="store_true", help="three lengths and kept fractions, FFD alone")
@@ -65,17 +81,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "revision": options.revision,
     }
     plan = ((one, None) for one in quick()) if options.quick else points(options.parts, options.traces)
-    return measure(plan, options.out, machine, "cuda")
+    try:
+        return measure(plan, options.out, machine, "cuda")
+    except UsageError as error:
+        parser.error(str(error))
 
 
 def measure(plan: Iterable[tuple[Point, list[Step] | None]], out: Path, machine: dict[str, Any], device: str) -> int:
     """Add what is missing to the record, writing it after every row; returns the exit code."""
     earlier = stored(out, machine)
     bandwidth = earlier.get("read_bandwidth_bytes_per_us") or read_bandwidth(device)
-    rows = [Row.from_dict(row) for row in earlier["rows"]]
-    refused = [Refusal(r["refused"], r["reason"], r["wrong"]) for r in earlier["refused"] if not r["wrong"]]
+    try:
+        rows = [Row.from_dict(row) for row in earlier["rows"]]
+        refused = [Refusal(r["refused"], r["reason"], r["wrong"]) for r in earlier["refused"] if not r["wrong"]]
+    except (KeyError, TypeError):
+        raise UsageError(f"--out={out}: its rows are of another version; expected a new file") from None
     done: dict[str, Item] = {row.label: row for row in rows} | {item.label: item for item in refused}
-    out.parent.mkdir(parents=True, exist_ok=True)
     started = time.perf_counter()
     for one, steps in plan:
         for item in PointRun(one, bandwidth, device, captured=steps, done=done).rows():
@@ -90,13 +111,6 @@ def measure(plan: Iterable[tuple[Point, list[Step] | None]], out: Path, machine:
     why = problem(rows, refused)
     print("gate:", why or f"passed, largest error {made['gate']['max_rel_error']:.2g}")
     return 0 if why is None else 1
-
-
-def write(path: Path, content: dict[str, Any]) -> None:
-    """Replace the record in one move."""
-    partial = path.with_name(f".{path.name}.partial")
-    partial.write_text(json.dumps(content, indent=1) + "\n")
-    partial.replace(path)
 
 
 if __name__ == "__main__":

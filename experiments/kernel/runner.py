@@ -12,6 +12,7 @@ from rich.table import Table
 
 import experiments.kernel as package
 from experiments.bench_config import BenchOptions
+from experiments.checks import refusal
 from experiments.config import RunConfig
 from experiments.environment import device_class, git_revision, versions
 from experiments.errors import UsageError
@@ -27,7 +28,7 @@ from experiments.replay import trace_paths
 from experiments.table import number, results
 from experiments.tracker import Tracker
 from ffd.kernels.launch import INTERPRETED
-from ffd.methods import KnobError, method_class
+from ffd.methods import KnobError, create, method_class
 
 _BANDWIDTH = "read bandwidth"
 """Kept as a row too: rows of a resumed run have one roof."""
@@ -45,8 +46,22 @@ def run_kernel(config: RunConfig) -> int:
         raise UsageError("executor=reference: runner=kernel times fused kernels; expected auto or fused")
     if config.match.target is not None:
         raise UsageError(f"match.{config.match.target}={config.match.value}: runner=kernel has bench.kept for that")
-    paths = trace_paths(config.bench.traces, "bench.traces") if config.bench.source == "captured" else []
+    if config.bench.source == "planted":
+        _require_room(config)
+        paths: list[Path] = []
+    else:
+        paths = trace_paths(config.bench.traces, "bench.traces")
     return KernelRun(config, identity(config, paths), paths).run()
+
+
+def _require_room(config: RunConfig) -> None:
+    """Refuse lengths and kept fractions that no hot blocks can be planted for."""
+    bench = config.bench
+    lengths, least = bench.T or WITH_TAIL + COMPLETING, 2 * BLOCK
+    if min(lengths) < least:
+        raise refusal("bench.T", min(lengths), f"at least {least} tokens with bench.source=planted")
+    if bench.kept is not None and min(bench.kept) * max(lengths) < least:
+        raise refusal("bench.kept", min(bench.kept), f"at least {least} tokens, which bench.T={max(lengths)} has not")
 
 
 def identity(config: RunConfig, paths: Sequence[Path]) -> dict[str, Any]:
@@ -74,6 +89,10 @@ class KernelRun(StudyRun):
         super().__init__(config, identity)
         self.paths = paths
         self.device = "cpu" if INTERPRETED else "cuda"
+
+    def finished(self) -> Rows:
+        """What was timed, or is not to be had here; what was found wrong is tried again."""
+        return {key: row for key, row in super().finished().items() if not row.get("wrong")}
 
     def plan(self, done: Rows) -> str:
         """Shapes of the grid."""
@@ -137,7 +156,17 @@ class KernelRun(StudyRun):
             "task": {"name": "kernel"},
             **record(measured, refused, bandwidth, machine),
             "problem": problem(measured, refused),
+            "lacking": self._lacking(measured, refused),
         }
+
+    def _lacking(self, measured: Sequence[Row], refused: Sequence[Refusal]) -> str | None:
+        """That the method asked for has no time at all, and why."""
+        knobs = dict(self.config.method)
+        label = create(knobs.pop("name"), knobs).label
+        if any(row.method == label for row in measured):
+            return None
+        reasons = (item.reason for item in refused if item.label.startswith(f"{label} "))
+        return f"{label} was not timed: {next(reasons, 'nothing was asked for')}"
 
     def write_results(self, rows: Rows, summary: dict[str, Any]) -> None:
         """The record in a file of its own, in the form of ``analysis/measurements/kernel-h200.json``."""

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import argparse
 import datetime
-import json
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
 
+from experiments.bare import record_path, share, whole, write_record
 from experiments.engines import GPU_PREFILL_CHUNK
 from experiments.environment import device_class, git_revision, versions
 from experiments.kernel.timing import read_bandwidth
@@ -30,36 +29,47 @@ from experiments.throughput.cases import (
     Grid,
     cases,
 )
-from experiments.throughput.models import GEOMETRIES, random_model
+from experiments.throughput.models import GEOMETRIES, SMALL, random_model
 from experiments.throughput.summary import break_even, line
-from ffd.methods import create, method_names
+from ffd.executor import ExecutorError
+from ffd.methods import KnobError, create, method_names
+from ffd.support import UnsupportedModelError
 
 
 def point(text: str) -> tuple[int, int]:
     """Parse ``BxT``."""
     batch, _, tokens = text.partition("x")
+    if not (batch.isdecimal() and tokens.isdecimal() and int(batch) and int(tokens)):
+        raise argparse.ArgumentTypeError(f"{text}: expected BxT with both at least 1, e.g. 1x16384")
     return int(batch), int(tokens)
 
 
 def parser() -> argparse.ArgumentParser:
     """The command line."""
     found = argparse.ArgumentParser(prog="python -m experiments.throughput", description=__doc__)
-    found.add_argument("--out", type=Path, required=True, help="JSON record to write")
+    found.add_argument("--out", type=record_path, required=True, help="JSON record to write")
     found.add_argument("--geometry", choices=GEOMETRIES, default="llama31_8b", help="of the random model")
     found.add_argument("--grid", type=point, nargs="+", default=list(DEFAULT_POINTS), help="points as BxT: 1x16384")
     found.add_argument("--paper-grid", type=point, nargs="*", default=list(DEFAULT_TRANSFORMERS_POINTS))
     found.add_argument("--methods", choices=method_names(), nargs="*", default=["ffd"], help="beside dense")
-    found.add_argument("--kept", type=float, nargs="+", default=list(DEFAULT_KEPT), help="kept fractions of FFD")
+    found.add_argument("--kept", type=share, nargs="+", default=list(DEFAULT_KEPT), help="kept fractions of FFD")
     found.add_argument("--fuse", choices=FUSE, nargs="+", default=["auto"], help="of the engine")
-    found.add_argument("--prefill-tokens", type=int, default=DEFAULT_PREFILL_TOKENS, help="longest prefill to time")
+    found.add_argument(
+        "--prefill-tokens", type=whole(0), default=DEFAULT_PREFILL_TOKENS, help="longest prefill to time; 0: none"
+    )
     found.add_argument("--revision", default=None, help="revision, where there is no checkout")
     return found
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure the grid and write the record after every row, so that an interruption loses none."""
-    given = parser().parse_args(arguments)
+    line_of_command = parser()
+    given = line_of_command.parse_args(arguments)
+    if given.out.exists():
+        line_of_command.error(f"--out={given.out}: exists already; expected a new file")
     gpu = torch.cuda.is_available()
+    if not gpu and given.geometry not in SMALL:
+        line_of_command.error(f"--geometry={given.geometry}: needs a GPU; expected {', '.join(SMALL)} without one")
     device, dtype = ("cuda", "bfloat16") if gpu else ("cpu", "float32")
     bandwidth = read_bandwidth(device) * 1e6
     record: dict[str, Any] = {
@@ -86,11 +96,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         prefill_tokens=given.prefill_tokens,
         transformers_points=given.paper_grid,
     )
-    for row in measure(bench, cases(grid, [create(name) for name in given.methods])):
-        record["rows"].append(row)
-        record["break_even"] = break_even(record["rows"])
-        given.out.write_text(json.dumps(record, indent=1) + "\n")
-        print(line(row), flush=True)
+    try:
+        for row in measure(bench, cases(grid, [create(name) for name in given.methods])):
+            record["rows"].append(row)
+            record["break_even"] = break_even(record["rows"])
+            write_record(given.out, record)
+            print(line(row), flush=True)
+    except (UnsupportedModelError, ExecutorError, KnobError) as error:
+        line_of_command.error(f"{error}; {len(record['rows'])} rows are in {given.out}")
     for found in record["break_even"]:
         print(found["says"])
     return 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from experiments.checks import choice
 from experiments.config import RunConfig
 from experiments.errors import UsageError
 from experiments.throughput.models import SMALL
@@ -37,10 +38,11 @@ class Subject:
 
 def subject(config: RunConfig, gpu: bool) -> Subject:
     """The model that ``bench.geometry`` or ``model`` names; raises `UsageError`."""
-    from eval.models import ModelError, ModelSpec, describe
+    from eval.models import DTYPES, ModelError, ModelSpec, describe
 
     geometry = config.bench.geometry
     dtype = config.model["dtype"]
+    choice("model.dtype", "auto" if dtype is None else dtype, DTYPES)
     plain = dtype if dtype not in (None, "auto") else "bfloat16" if gpu else "float32"
     if geometry is not None:
         if config.model["path"] is not None:

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from eval.fidelity.traces import Trace
+from experiments.errors import UsageError
 from experiments.kernel import __main__ as bare
 from experiments.kernel import timing
 from experiments.kernel.grid import Mode, Shape, point
@@ -115,7 +116,64 @@ def test_the_bare_entry_writes_every_row_and_continues_its_record(tmp_path, monk
     assert len(after["refused"]) == 3
     assert after["gate"]["wrong"] == []
     assert "gate: passed" in capsys.readouterr().out
-    assert bare.stored(out, {**machine, "revision": "def"}) == {"rows": [], "refused": []}
+    with pytest.raises(UsageError, match="its revision is abc; expected def, named, or a new file"):
+        bare.stored(out, {**machine, "revision": "def"})  # was written over
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("{", "damaged"),
+        ("[]", "expected a record with rows and refused"),
+        ('{"rows": [{"method": "ffd"}], "refused": [], "revision": "abc"}', "its rows are of another version"),
+        ('{"rows": [], "refused": [3], "revision": "abc"}', "its rows are of another version"),
+        ('{"rows": [], "refused": [], "revision": "def"}', "its revision is def; expected abc"),
+    ],
+)
+def test_the_bare_entry_replaces_no_other_file(tmp_path, content, said):
+    path = tmp_path / "kernel.json"
+    path.write_text(content)
+    with pytest.raises(UsageError, match=said):
+        bare.measure([], path, {"revision": "abc"}, "cpu")
+    assert path.read_text() == content
+
+
+RUN = ["runner=kernel", "bench.T=300", "bench.G=2", "bench.Hkv=2", "bench.stages=false", "tracker=none"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["bench.T=[300,100]"], "bench.T=100: expected at least 256 tokens with bench.source=planted"),
+        (["bench.kept=[1.0,0.001]"], "bench.kept=0.001: expected at least 256 tokens, which bench.T=300 has not"),
+    ],
+)
+def test_what_cannot_be_planted_is_refused(arguments, said, tmp_path, monkeypatch, capsys):
+    # The first was an error inside torch that was stored as a wrong kernel; the second left dense alone, complete.
+    assert invoke([*RUN, *arguments, f"out={tmp_path}/out"], monkeypatch) == 2
+    assert said in capsys.readouterr().err
+    assert not (tmp_path / "out").exists() or not list((tmp_path / "out" / "runs").iterdir())
+
+
+def test_a_run_without_a_time_of_its_method_is_not_complete(tmp_path, monkeypatch):
+    assert invoke([*RUN, "bench.d=20", "bench.kept=1.0", f"out={tmp_path}/out"], monkeypatch) == 0
+    summary = json.loads((only_run(tmp_path) / "summary.json").read_text())
+    assert (summary["status"], summary["reason"]) == (
+        "partial",
+        "ffd was not timed: head_dim=20: expected a multiple of 8",
+    )
+
+
+def test_what_the_gate_refused_is_tried_again(tmp_path, monkeypatch):
+    # A row that was wrong once, for want of memory or of a driver, kept its run invalid for ever.
+    command = [*RUN, "method=topk", "bench.d=32", "bench.kept=0.9", f"out={tmp_path}/out"]
+    with monkeypatch.context() as broken:
+        broken.setattr(method_class("topk"), "find_threshold", lambda *_: 1 / 0)
+        assert invoke(command, broken) == 3
+    assert invoke(command, monkeypatch) == 0
+    summary = json.loads((only_run(tmp_path) / "summary.json").read_text())
+    assert (summary["status"], summary["gate"]["wrong"]) == ("complete", [])
+    assert [row["method"] for row in summary["rows"]] == ["dense", "topk"]
 
 
 def test_a_run_keeps_each_row_and_resumes_where_it_was_torn(tmp_path, monkeypatch, capsys):
