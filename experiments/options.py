@@ -161,6 +161,8 @@ def sweep_points(sweep: Mapping[str, Any]) -> tuple[Point, ...]:
     """
     from ffd.methods import KnobError, create
 
+    if not isinstance(sweep, Mapping):
+        raise UsageError(f"fidelity.sweep={sweep}: expected series, each with knobs and lists of values")
     points = []
     for series, grid in sweep.items():
         if not isinstance(grid, Mapping):

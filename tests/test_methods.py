@@ -321,3 +321,24 @@ def test_a_method_from_outside_the_package_runs_in_the_engine() -> None:
     assert strided.ledger.layers[0].union[0] == sum((61 + step + 1) // 2 for step in range(15))
     with pytest.raises(KnobError, match="pace=2: expected a knob of method strided"):
         create(TOY, {"pace": 2})
+
+
+ODD = (True, None, 2.0, float("nan"), -1, 10**30, "x", [1], {"a": 1}, ())
+
+
+@pytest.mark.parametrize("name", method_names())
+def test_a_value_of_another_kind_is_one_line_that_names_its_knob(name):
+    # True was taken for 1 and 128.0 for 128, under an identity of their own; lists were a TypeError that named every
+    # knob but the wrong one; 10**30 tokens were an overflow in the middle of a run.
+    own = create(name, {}).knobs()
+    for knob, default in own.items():
+        for value in ODD:
+            accepted = {float: (int, float), type(None): object}.get(type(default), type(default))
+            fits = isinstance(value, accepted) and isinstance(value, bool) == isinstance(default, bool)
+            if value is None or fits:
+                continue  # its own check has the word
+            with pytest.raises(KnobError, match=rf"^{knob}=[^\n]*: expected [^\n]*$"):
+                create(name, {knob: value})
+        if isinstance(default, int) and not isinstance(default, bool):
+            with pytest.raises(KnobError, match=rf"^{knob}="):
+                create(name, {knob: 10**30})

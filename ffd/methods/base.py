@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar, Literal
 
@@ -16,6 +17,7 @@ import torch
 from torch import Tensor
 
 from ffd import reference
+from ffd.knob_types import wrong_kind
 from ffd.ledger import Counts, Ledger
 
 Executor = Literal["fused", "reference"]
@@ -264,8 +266,14 @@ class Method(ABC):
 
     @classmethod
     def from_knobs(cls, knobs: Mapping[str, Any]) -> Method:
-        """Build from a mapping; raises `KnobError` for a knob the method does not have."""
-        known = {field.name for field in fields(cls)}
+        """Build from a mapping; raises `KnobError` for a knob that the method does not have, or a wrong value."""
+        known = {field.name: field.type for field in fields(cls)}
         for knob, value in knobs.items():
             require(knob in known, knob, value, f"a knob of method {cls.name} ({', '.join(sorted(known))})")
+        # The method's own check first: it knows more of what is accepted.
+        with suppress(TypeError):
+            cls(**knobs)
+        for knob, value in knobs.items():
+            accepted = wrong_kind(known[knob], value)
+            require(accepted is None, knob, value, str(accepted))
         return cls(**knobs)
