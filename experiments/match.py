@@ -169,7 +169,12 @@ def _trace_identity(config: RunConfig, workload: Workload) -> dict[str, Any]:
 
 def _remembered(path: Path) -> Found | None:
     stored = read_json(path)
-    return None if stored is None else Found(**{field.name: stored[field.name] for field in fields(Found)})
+    if stored is None:
+        return None
+    found = {field.name: stored.get(field.name) if isinstance(stored, dict) else None for field in fields(Found)}
+    if not all(isinstance(value, int | float) for value in found.values()):
+        raise UsageError(f"{path}: expected the result of a search with {', '.join(found)}; move the file away")
+    return Found(**found)
 
 
 def _searched(config: RunConfig, knob: SearchKnob, workload: Workload, path: Path, identity: dict[str, Any]) -> Found:

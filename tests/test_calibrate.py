@@ -14,7 +14,8 @@ from eval.fidelity import pair_means
 from eval.fidelity.curves import Curves, invert, margin_curves
 from eval.fidelity.replay import replay, replay_with_ledger
 from eval.fidelity.traces import Trace, TraceRecorder
-from experiments.match import Found, replay_cost, search
+from experiments.errors import UsageError
+from experiments.match import Found, _remembered, replay_cost, search
 from ffd import FFD, Dense, Engine
 from ffd.methods import SearchKnob, create
 from tests.fidelity_runs import SMALL_FFD, common, summary_of, the_run, tiny_folder
@@ -224,3 +225,12 @@ def test_what_runs_no_method_on_samples_cannot_be_matched(
         arguments = [f"runner={runner}", "match.keep_io=0.5", *common(tiny_folder, tmp_path)]
         assert invoke(arguments, monkeypatch) == 2
         assert f"error: match.keep_io=0.5: expected null with runner={runner}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("content", ["{}", "[]", '{"value": "x", "cost": 0.2, "lowest": 0.1, "highest": 1}'])
+def test_a_damaged_memory_of_a_search_is_named(content: str, tmp_path: Any) -> None:
+    path = tmp_path / "ffd-1.json"
+    assert _remembered(path) is None
+    path.write_text(content)  # was a KeyError
+    with pytest.raises(UsageError, match=r"ffd-1\.json: expected the result of a search with value, cost"):
+        _remembered(path)
