@@ -68,3 +68,18 @@ def test_unusual_conditions_have_rows_of_their_own_and_no_place_in_the_figures(t
 def test_interpreted_times_are_no_times(tmp_path):
     found = tables(run_folder(tmp_path, [{**ROW, "timing": "interpreted", "time_us": 5e5}], device="cpu"))
     assert 5e5 not in {cell.value for cell in found["kernel_latency"].cells}
+
+
+def test_the_component_grid_has_a_table_of_its_own(tmp_path):
+    # 24 columns more and a reason for each of 800 empty cells had made the latency table unreadable.
+    grid = [
+        {**ROW, "method": f"component 2 bit {rule} {path}", "kept_target": 0.273, "time_us": time}
+        for time, (rule, path) in enumerate([("topdelta", "fused"), ("topk", "fused"), ("topk", "decoupled")], 40)
+    ]
+    found = tables(run_folder(tmp_path, [DENSE, ROW, *grid, {**ROW, "T": 65472}]))
+    assert found["kernel_latency"].columns == ("sdpa_flash", "ffd kept 18 %")
+    assert len({cell.reason for cell in found["kernel_latency"].cells if cell.value is None}) == 1
+    assert [(name, [cell.value for cell in cells]) for name, cells in found["kernel_components"].rows] == [
+        ("B=1 T=16320, 2 bit, fused", [40.0, 41.0, None]),
+        ("B=1 T=16320, 2 bit, decoupled", [None, 42.0, None]),
+    ]

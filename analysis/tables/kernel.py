@@ -12,6 +12,7 @@ from analysis.measurements import Timing, timing_labels
 from analysis.published import Published, of_artifact, quotations
 
 _COMMAND = "not run: python run.py experiment=kernel_latency, on a GPU"
+_COMPONENT = "component "
 _MARGIN_THAT_KEEPS = {0.18: "ffd delta=5", 0.27: "ffd delta=7"}
 """The paper's margins by the share that it says they keep on average."""
 
@@ -19,16 +20,19 @@ _MARGIN_THAT_KEEPS = {0.18: "ffd delta=5", 0.27: "ffd delta=7"}
 def kernel_tables(timings: Sequence[Timing]) -> list[Table]:
     """Times, speed-ups on the fastest dense row of the same run, and launches; interpreted times are no times."""
     timed = [t for t in timings if t.row.get("timing") != "interpreted"]
-    whole = whole_steps(timed)
+    steps = whole_steps(timed)
+    components = [t for t in steps if t.row["method"].startswith(_COMPONENT)]
+    whole = [t for t in steps if t not in components]
     lines = of_artifact("kernel_latency")
     placed = [p for t in whole for p in quoted(t, lines)]
     notes = quotations([p for p in lines if p not in placed])
     gains = [t for t in whole if t.row.get("best_dense_us")]
-    launches = [t for t in timed if t not in whole]
+    launches = [t for t in timed if t not in steps]
     return [
         _grid("kernel_latency", "One decode step of one layer, us", whole, _time(lines), 1, notes),
         _grid("kernel_speedup", "Speed-up on the fastest dense attention of the same run", gains, _gain, 2),
         _launches(launches),
+        _components(components),
     ]
 
 
@@ -61,16 +65,8 @@ def _grid(
         number, beside = value(timing)
         own = cells.setdefault(place(timing.row, usual), {})
         own.setdefault(column, Cell(number, digits, run_ids=(timing.origin,), **beside))
-    rows = tuple(
-        (
-            where,
-            tuple(
-                own.get(column) or Cell(marks=("missing",), reason=f"{column} was not timed at {where}")
-                for column in columns
-            ),
-        )
-        for where, own in cells.items()
-    )
+    missing = Cell(marks=("missing",), reason="not every method was timed at every shape and share")
+    rows = tuple((where, tuple(own.get(column, missing) for column in columns)) for where, own in cells.items())
     return Table(name, title, tuple(columns), rows, heading(timings, usual), tuple(notes))
 
 
@@ -85,6 +81,20 @@ def _launches(timings: Sequence[Timing]) -> Table:
     rows = tuple((where, tuple(own.get(column, Cell(marks=("missing",))) for column in columns))
                  for where, own in cells.items())  # fmt: skip
     return Table("kernel_stages", "Launches of one decode step, each alone, us", columns, rows, heading(timings, usual))
+
+
+def _components(timings: Sequence[Timing]) -> Table:
+    """Rules of selection across; length, scan and path down."""
+    usual = usual_geometry(timings)
+    cells: dict[str, dict[str, Cell]] = {}
+    for timing in timings:
+        bits, unit, rule, path = timing.row["method"].removeprefix(_COMPONENT).split()
+        own = cells.setdefault(f"{place(timing.row, usual)}, {bits} {unit}, {path}", {})
+        own.setdefault(rule, Cell(float(timing.row["time_us"]), 1, run_ids=(timing.origin,)))
+    rules = ("topdelta", "topk", "topp")
+    rows = tuple((where, tuple(own.get(r, Cell(marks=("missing",))) for r in rules)) for where, own in cells.items())
+    title = "One decode step by precision of the scan, rule and path at 27.3 % kept, us"
+    return Table("kernel_components", title, rules, rows, heading(timings, usual))
 
 
 def usual_geometry(timings: Sequence[Timing]) -> tuple[Any, ...]:
