@@ -98,11 +98,16 @@ def test_the_toy_method_equals_dense_when_it_keeps_everything(tmp_path, monkeypa
     assert not torch.allclose(outputs[0], outputs[2])
 
 
-def test_the_wheel_holds_ffd_alone(tmp_path):
-    source = tmp_path / "source"  # a copy: setuptools leaves a build folder whose stale files a later wheel would hold
+def copy_to(source: Path) -> Path:
+    """A copy to build from: setuptools leaves a build folder whose stale files a later wheel would hold."""
     shutil.copytree(ROOT / "ffd", source / "ffd", ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source)
+    return source
+
+
+def test_the_wheel_holds_ffd_alone(tmp_path):
+    source = copy_to(tmp_path / "source")
     for other in ("eval", "experiments", "analysis"):
         (source / other).mkdir()
         (source / other / "__init__.py").touch()
@@ -116,6 +121,24 @@ def test_the_wheel_holds_ffd_alone(tmp_path):
     assert packages == {"ffd", next(p for p in packages if p.endswith(".dist-info"))}
     expected = {str(p.relative_to(ROOT)) for p in (ROOT / "ffd").rglob("*.py")}
     assert {n for n in names if n.startswith("ffd/")} == expected
+
+
+def test_a_checkout_beside_a_script_does_not_hide_the_installed_package(tmp_path):
+    # A script beside the checkout has a folder named ffd on its path, which as a namespace package once came first.
+    source = copy_to(tmp_path / "ffd")
+    build = f"import setuptools.build_meta as b; b.build_editable({str(tmp_path)!r})"
+    built = subprocess.run([sys.executable, "-c", build], cwd=source, capture_output=True, text=True)
+    assert built.returncode == 0, built.stderr
+    (wheel,) = tmp_path.glob("ffd-*.whl")
+    zipfile.ZipFile(wheel).extractall(tmp_path / "site")
+    find = f"""
+import importlib.util, site, sys
+sys.path.insert(0, {str(tmp_path)!r})
+site.addsitedir({str(tmp_path / "site")!r})
+print(importlib.util.find_spec("ffd").origin)
+"""
+    found = subprocess.run([sys.executable, "-I", "-S", "-c", find], capture_output=True, text=True)
+    assert found.stdout.strip() == str(source / "ffd" / "__init__.py"), found.stderr
 
 
 def test_ffd_imports_nothing_of_the_harness():
