@@ -35,6 +35,17 @@ def held(path: Path) -> Iterator[None]:
         yield
 
 
+@contextmanager
+def held_alone(path: Path, what: str) -> Iterator[None]:
+    """Hold a lock file, or raise `UsageError` where another process holds it; ``what`` is said to be at work."""
+    with path.open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise UsageError(f"{what}: another process is running it") from None
+        yield
+
+
 def json_ready(value: Any) -> Any:
     """The value with non-finite numbers, which JSON does not have, as the strings that the command line takes."""
     if isinstance(value, float) and not math.isfinite(value):

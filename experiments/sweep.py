@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.errors import FAILED_EXIT, INTERRUPTED_EXIT, UsageError
+from experiments.files import held_alone
 from experiments.job import Outcome
 from experiments.jobs import CONF, Job, dropped_lines, plan
 from experiments.launch import launch_by_hydra, launch_here
@@ -92,18 +93,29 @@ class Sweep:
         if not (self.recipe and self.recipe.skip):
             try:
                 self.folder.mkdir(parents=True, exist_ok=True)
-                self._record()
             except OSError as error:
                 raise UsageError(f"out={self.root}: cannot be written ({error.strerror})") from None
-            print("\n".join([f"{self.name}: {len(self.jobs)} jobs", *dropped_lines(self.jobs)]), flush=True)
-            try:
-                self._launch()
-            except KeyboardInterrupt:
-                self._record()
-                print_sweep(self.name, self.jobs, self.outcomes, self.root)
-                return INTERRUPTED_EXIT
-        else:
-            self.folder.parent.mkdir(parents=True, exist_ok=True)
+            # Two would write each other's logs, and take each other's failures for their own.
+            with held_alone(self.folder / ".lock", f"{self.name} in out={self.root}"):
+                return self._run()
+        self.folder.parent.mkdir(parents=True, exist_ok=True)
+        return self._end()
+
+    def _run(self) -> int:
+        try:
+            self._record()
+        except OSError as error:
+            raise UsageError(f"out={self.root}: cannot be written ({error.strerror})") from None
+        print("\n".join([f"{self.name}: {len(self.jobs)} jobs", *dropped_lines(self.jobs)]), flush=True)
+        try:
+            self._launch()
+        except KeyboardInterrupt:
+            self._record()
+            print_sweep(self.name, self.jobs, self.outcomes, self.root)
+            return INTERRUPTED_EXIT
+        return self._end()
+
+    def _end(self) -> int:
         self._record()
         print_sweep(self.name, self.jobs, self.outcomes, self.root)
         return FAILED_EXIT if any(o.status in ("failed", "missing") for o in self.outcomes) else 0

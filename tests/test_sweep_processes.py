@@ -121,11 +121,13 @@ def test_a_killed_sweep_leaves_no_writer_behind(sweep, tmp_path):
 
 
 def test_two_sweeps_at_once_do_not_mix(sweep, undisturbed, tmp_path):
-    processes = [start([*sweep, f"out={tmp_path}"], stdout=subprocess.DEVNULL) for _ in range(2)]
-    for process in processes:
-        process.wait(timeout=600)
-    # Where both wanted one run at one time, one of them was told so; a third finds everything done or finishes it.
-    start([*sweep, f"out={tmp_path}"]).communicate(timeout=600)
+    # They wrote each other's logs: a job that the other sweep was at had that one's last line as its reason.
+    processes = [start([*sweep, f"out={tmp_path}"]) for _ in range(2)]
+    printed = {process.wait(timeout=600): process.communicate()[0] for process in processes}
+    assert printed.keys() == {1, 2}  # a job of the sweep fails; the other sweep was refused
+    assert "another process is running it" in printed[2]
+    assert printed[2].count("\n") == 1
+    assert [job["status"] for job in record(tmp_path)] == ["complete", "failed", "complete"]
     assert results(tmp_path) == undisturbed[1]
 
 
