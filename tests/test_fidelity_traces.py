@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from eval.fidelity import FidelityProbe, FidelityState, summary
 from eval.fidelity.replay import replay
-from eval.fidelity.traces import Trace, TraceRecorder
+from eval.fidelity.traces import FORMAT, Trace, TraceRecorder
 from ffd import FFD, Dense, Engine, Method
 from tests.tiny import random_prompt, tiny_model
 
@@ -87,3 +89,20 @@ def test_recall_is_monotone_over_a_replayed_sweep() -> None:
 def test_taking_nothing_is_an_error() -> None:
     with pytest.raises(ValueError, match=r"layers=\[7\]: nothing was recorded for \[7\]"):
         TraceRecorder([7]).take()
+
+
+@pytest.mark.parametrize(
+    ("described", "said"),
+    [
+        ("[1, 2]", "not a trace"),
+        ("{broken", "not a trace"),
+        ('{"format": "ffd-trace-1", "layers": [], "note": "x", "scale": 1.0}', "damaged trace (no lengths)"),
+        ('{"format": "ffd-trace-1", "layers": []}', "damaged trace (no scale)"),
+    ],
+)
+def test_a_file_that_is_no_trace_is_said_so(tmp_path: Path, described: str, said: str) -> None:
+    # Valid metadata of another form, or a missing tensor, were an AttributeError and a KeyError.
+    described = described.replace("ffd-trace-1", FORMAT)
+    save_file({"x": torch.zeros(1)}, tmp_path / "t.safetensors", metadata={"trace": described})
+    with pytest.raises(ValueError, match=re.escape(said)):
+        Trace.load(tmp_path / "t.safetensors")

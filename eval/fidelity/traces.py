@@ -93,7 +93,7 @@ class Trace:
 
         try:
             with safe_open(path, framework="pt", device=str(device)) as file:
-                about = json.loads((file.metadata() or {}).get("trace", "{}"))
+                about = _described((file.metadata() or {}).get("trace", "{}"))
                 if about.get("format") != FORMAT:
                     raise ValueError(f"{path}: not a trace of format {FORMAT}")
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
@@ -103,16 +103,28 @@ class Trace:
         def of(kind: str) -> dict[int, Tensor]:
             return {x: tensors[f"{kind}.{x}"] for x in about["layers"] if f"{kind}.{x}" in tensors}
 
-        return cls(
-            scale=about["scale"],
-            keys=of("keys"),
-            values=of("values"),
-            queries=of("queries"),
-            lengths=tensors["lengths"],
-            active=tensors["active"],
-            prompt_lengths=tensors["prompt_lengths"],
-            note=about["note"],
-        )
+        try:
+            return cls(
+                scale=about["scale"],
+                keys=of("keys"),
+                values=of("values"),
+                queries=of("queries"),
+                lengths=tensors["lengths"],
+                active=tensors["active"],
+                prompt_lengths=tensors["prompt_lengths"],
+                note=about["note"],
+            )
+        except KeyError as error:
+            raise ValueError(f"{path}: damaged trace (no {error.args[0]})") from None
+
+
+def _described(text: str) -> dict[str, Any]:
+    """A trace's own description; empty for what is none."""
+    try:
+        about = json.loads(text)
+    except ValueError:
+        return {}
+    return about if isinstance(about, dict) else {}
 
 
 class TraceRecorder:
