@@ -206,6 +206,8 @@ def read_margins(path: Path, method: Mapping[str, Any]) -> list[list[float]]:
     """
     import yaml
 
+    if path == Path():  # nothing was given
+        raise UsageError("method.deltas=: expected the method.yaml of runner=calibrate, with deltas")
     try:
         stored = yaml.safe_load(path.read_text())
         margins = [list(row) for row in stored["deltas"]]

@@ -143,6 +143,7 @@ def test_the_runner_writes_what_ffd_accepts(tiny_folder: Any, tmp_path: Any, mon
         (["calibrate.value=1.5"], "calibrate.value=1.5: expected a number in (0, 1]"),
         (["calibrate.holdout=1"], "calibrate.holdout=1: expected a share in [0, 1)"),
         (["method.deltas=/nowhere"], "method.deltas=/nowhere: cannot be read"),
+        (["method.deltas=''"], "method.deltas=: expected the method.yaml"),
     ],
 )
 def test_bad_requests_give_one_line(
