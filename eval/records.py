@@ -102,3 +102,6 @@ class Suite(Protocol):
 
     def summarize(self, scores: Mapping[str, Sequence[float]]) -> tuple[dict[str, TaskScore], dict[str, float | None]]:
         """Per-task scores and named averages from the per-sample scores."""
+
+    def average_tasks(self, tasks: Sequence[str]) -> Mapping[str, Sequence[str]]:
+        """Which of some tasks each named average of `summarize` is over."""

@@ -46,12 +46,14 @@ def build_summary(
     values, fidelity_reasons = fidelity
     if all_dense:
         fidelity_reasons = dict.fromkeys(fidelity_reasons, "all layers are dense by configuration")
+    accuracy = summarise.accuracy(prepared.suite, prepared.plan, ordered)
     return {
         "method": dict(prepared.config.method),
         "reads_everything": method.reads_everything,
         "model": {"name": prepared.model.label, "revision": prepared.model.revision},
         "task": prepared.task,
-        "accuracy": summarise.accuracy(prepared.suite, prepared.plan, ordered),
+        "accuracy": accuracy,
+        "average_samples": summarise.average_samples(prepared.suite, accuracy),
         "sparsity": sparsity,
         "fidelity": values,
         "validity": validity,

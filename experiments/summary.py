@@ -99,6 +99,12 @@ def timing(rows: Sequence[Row]) -> tuple[dict[str, Any], dict[str, str]]:
     return values, reasons
 
 
+def average_samples(suite: Suite, scores: Mapping[str, Any]) -> dict[str, int]:
+    """Samples behind each of the suite's averages; ``scores`` is the block that `accuracy` made."""
+    finished = {task: entry["n"] for task, entry in scores.items() if isinstance(entry, dict) and entry["n"]}
+    return {name: sum(finished[task] for task in own) for name, own in suite.average_tasks(list(finished)).items()}
+
+
 def validity(rows: Sequence[Row], plan: Plan, static: Mapping[str, Any]) -> tuple[dict[str, Any], str | None]:
     """Whether every decode layer-step took its configured path.
 

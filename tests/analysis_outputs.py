@@ -43,6 +43,7 @@ def write_run(
         "model": {"name": "smollm2_135m", "revision": "x"},
         "task": {"name": "ruler", "length": 1024},
         "accuracy": accuracy,
+        "average_samples": {"average": sum(len(values) for values in scores.values())},
         "sparsity": {"keep_io": 0.25, "sparsity": 0.75, "bytes_ratio": 0.3},
         "fidelity": {"mass_recall": 0.97, "lse_error_mean": 0.01, "spearman": None},
         "validity": {"official_data": True},

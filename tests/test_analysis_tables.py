@@ -61,6 +61,11 @@ def test_a_cell_has_its_number_interval_n_runs_and_the_papers_number(outputs):
     assert found.marks == ()
 
 
+def test_an_average_says_how_many_samples_it_has(outputs):
+    found = cell(outputs, "ruler_32k", "average", "dense")
+    assert found.n == sum(c[0].n for name, c in table(outputs, "ruler_32k").rows if name != "average" and c[0].n)
+
+
 def test_what_is_wrong_is_marked_with_its_reason(outputs):
     assert cell(outputs, "ruler_32k", "vt", "ffd delta=7").marks == ("partial",)
     assert cell(outputs, "ruler_32k", "vt", "quest token_budget=256").marks == ("non-official",)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from eval.longbench.averages import averages, members
 from eval.longbench.datasets import DATASETS, EXTENDED
 from eval.longbench.score import main
 
@@ -123,3 +124,18 @@ def test_module_runs_from_the_command_line(tmp_path):
     done = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parents[1], check=False)
     assert (done.returncode, done.stderr) == (0, "")
     assert json.loads(done.stdout)["scores"] == {"multifieldqa_zh": GOLDEN["multifieldqa_zh"]["score"]}
+
+
+def test_an_average_knows_its_datasets():
+    names = ["qasper", "multi_news", "vcsum", "lcc"]
+    found = members(names)
+    assert found["summarization"] == ["multi_news", "vcsum"]
+    assert found["multi_doc_qa"] == []
+    assert found["macro"] == found["flat"] == names
+    assert found["flat_en"] == ["qasper", "multi_news", "lcc"]
+    assert found["macro_zh"] == ["vcsum", "lcc"]
+    assert members(["lcc"])["flat_zh"] == []  # code alone is no language
+    scores = dict.fromkeys(names, 50.0)
+    assert {name for name, own in found.items() if own} == {
+        n for n, mean in averages(scores).items() if mean is not None
+    }

@@ -15,7 +15,6 @@ from analysis.stats import Result
 from analysis.tables.sources import Recipe, Source, recipe
 
 _AVERAGES = {"average": "average", "macro": "macro (mean of categories)"}
-_OVERALL = (*_AVERAGES, "flat")
 _PUBLISHED_AVERAGES = ("avg", "avg over six categories")
 """Their settings; RULER's is the plain mean, LongBench's the mean of categories."""
 
@@ -90,8 +89,7 @@ def _score(source: Source, task: str, lines: Sequence[Published]) -> Cell:
         why = f"{source.label}: {task}: no task of this average was run"
         return source.cell(None, reason=why, marks=("missing",), **beside)
     partial = bool(_accuracy(source).get("average_partial"))
-    # Of an average over a part of the tasks the stored summary does not say how many samples it has.
-    n = sum(e["n"] for e in _accuracy(source).values() if isinstance(e, Mapping)) if task in _OVERALL else None
+    n = (source.run.summary.get("average_samples") or {}).get(task)
     return source.cell(entry, n=n, marks=source.marks(partial_average=partial), **beside)
 
 

@@ -45,10 +45,18 @@ def averages(scores: Mapping[str, float]) -> dict[str, float | None]:
     """
     result = _by_category(scores) | _macro_and_flat(scores, "")
     for language in ("en", "zh"):
-        chosen = {name: score for name, score in scores.items() if DATASETS[name].language in (language, "code")}
-        spoken = any(DATASETS[name].language == language for name in chosen)
-        result |= _macro_and_flat(chosen if spoken else {}, f"_{language}")
+        chosen = _of_language(scores, language)
+        result |= _macro_and_flat({name: scores[name] for name in chosen}, f"_{language}")
     return {name: None if value is None else round(value, 2) for name, value in result.items()}
+
+
+def members(names: Sequence[str]) -> dict[str, list[str]]:
+    """Which of some datasets each average of `averages` is over."""
+    result = {category: [name for name in names if DATASETS[name].category == category] for category in CATEGORIES}
+    chosen = {"": list(names)} | {f"_{language}": _of_language(names, language) for language in ("en", "zh")}
+    for suffix, own in chosen.items():
+        result |= {f"macro{suffix}": own, f"flat{suffix}": own}
+    return result
 
 
 def bucket_averages(scores: Mapping[str, Mapping[str, float]]) -> dict[str, dict[str, float | None]]:
@@ -72,6 +80,12 @@ def _by_category(scores: Mapping[str, float]) -> dict[str, float | None]:
         category: _mean(score for name, score in scores.items() if DATASETS[name].category == category)
         for category in CATEGORIES
     }
+
+
+def _of_language(names: Iterable[str], language: str) -> list[str]:
+    """Datasets of a language and of code; none where there is code alone."""
+    chosen = [name for name in names if DATASETS[name].language in (language, "code")]
+    return chosen if any(DATASETS[name].language == language for name in chosen) else []
 
 
 def _macro_and_flat(scores: Mapping[str, float], suffix: str) -> dict[str, float | None]:

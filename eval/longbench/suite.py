@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from eval.data import DataError, SourceUnavailable, resolve
-from eval.longbench.averages import averages, bucket_averages, bucket_score, dataset_score
+from eval.longbench.averages import averages, bucket_averages, bucket_score, dataset_score, members
 from eval.longbench.config import LongBenchConfig
 from eval.longbench.datasets import BUCKETS, Dataset
 from eval.longbench.official_files import prediction_row
@@ -112,6 +112,17 @@ class LongBenchSuite:
             results[task] = replace(result, score=score_of(values)) if values else result
         finished = {task: result.score for task, result in results.items() if result.score is not None}
         return results, self._bucket_averages(finished) if self.config.extended else averages(finished)
+
+    def average_tasks(self, tasks: Sequence[str]) -> dict[str, list[str]]:
+        """Which of the tasks each average of `summarize` is over."""
+        if not self.config.extended:
+            return members(tasks)
+        result: dict[str, list[str]] = {}
+        for bucket in BUCKETS:
+            own = {dataset.name: bucket_tasks(dataset)[bucket] for dataset in self.config.datasets}
+            own = {name: task for name, task in own.items() if task in tasks}
+            result |= {f"{name}_{bucket}": [own[n] for n in names] for name, names in members(list(own)).items()}
+        return result
 
     def prediction_row(self, sample: Sample, prediction: str) -> dict[str, Any]:
         """A line of an official prediction file, which `eval.longbench.score` and the official script read."""

@@ -152,6 +152,10 @@ class RulerSuite:
         tasks = {task: task_score(own) for task, own in scores.items()}
         return tasks, {"average": plain_mean(task.score for task in tasks.values())}
 
+    def average_tasks(self, tasks: Sequence[str]) -> dict[str, list[str]]:
+        """Which of the tasks each average of `summarize` is over."""
+        return {"average": list(tasks)}
+
 
 @dataclass(frozen=True)
 class LengthStatistics:
