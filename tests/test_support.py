@@ -90,7 +90,6 @@ REFUSED = {
     "mamba": "layer type linear_attention",
     "rwkv": "its configuration has no num_attention_heads",
     "jamba": "layer type linear_attention",
-    "recurrent_gemma": "layer type linear_attention",
     "falcon_h1": "layer type hybrid",
     "qwen3_next": "layer type linear_attention",
     "llama4": "layer type chunked_attention",
