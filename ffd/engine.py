@@ -114,7 +114,6 @@ class Engine:
         self.unfused: dict[str, str] = dict(self._fusion.refused)
         """What kept the model's own modules, and why."""
         self._state = GreedyState(batch_size, capacity, self.device, fused=bool(self.fused))
-        self._position = self._state.position
         text = model.config.get_text_config(decoder=True)
         self.eager_reason = why_not_capturable(text, self.cache.sliding_layers, self.device)
         """Why decode steps are not captured in a graph, or None where they are."""

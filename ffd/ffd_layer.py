@@ -6,7 +6,6 @@ kept, and what a step reads. The fused executor's kernels work on the same buffe
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING
 
 import torch
@@ -24,16 +23,10 @@ from ffd.quantization import (
     residual_dtype,
     residual_in_half_steps,
 )
+from ffd.scan import operand_scores, scan_operand, scanned_tokens
 
 if TYPE_CHECKING:
     from ffd.methods.ffd import FFD
-
-LOG2_E = math.log2(math.e)
-
-
-def scanned_tokens(lengths: Tensor, block_size: int) -> Tensor:
-    """Tokens of complete blocks before the current token: what a step at these lengths scans."""
-    return (lengths - 1).clamp(min=0) // block_size * block_size
 
 
 class FFDLayer(MethodLayer):
@@ -147,28 +140,20 @@ class FFDLayer(MethodLayer):
     def _scores(self, q: Tensor, scale: float, num_tokens: int) -> tuple[Tensor, Tensor]:
         """Scan scores and what the residual adds, both float32 [B, Hq, N] in natural units.
 
-        The query and its product with the half steps are rounded to fp16 as in the kernel, so that both
-        executors test the same numbers; thumbnails are small odd integers and exact in any format.
+        Thumbnails are small odd integers, exact in any format.
         """
-        m, hkv = self.method, self.geometry.num_kv_heads
+        m = self.method
         block = m.block_size
         num_blocks = num_tokens // block
         whole = num_blocks * block
-        query = (reference.group_heads(q.float(), hkv) * (scale * LOG2_E)).to(SCALE_DTYPE).float()
-        h = self.half_step[:, :, :num_blocks].float()
-        operand = (query[:, :, None] * h[:, :, :, None]).to(SCALE_DTYPE).float()  # [B, Hkv, blocks, G, d]
-
-        def dot(tokens: Tensor) -> Tensor:
-            scores = operand @ tokens.unflatten(2, (num_blocks, block)).transpose(-1, -2)
-            return scores.permute(0, 1, 3, 2, 4).flatten(3, 4).flatten(1, 2) / LOG2_E
-
+        operand = scan_operand(q, self.half_step[:, :, :num_blocks], scale)
         # Slots of the row's tail: exact scores at their position.
         position = torch.arange(num_tokens, device=q.device)
         tail = reference.key_scores(q, self.tail, scale)[..., position % block]
         scan = tail.clone()
         refinement = torch.zeros_like(tail)
         if whole:
-            thumbnails = dot(odd_levels(self.codes[:, :, :whole]))
+            thumbnails = operand_scores(operand, odd_levels(self.codes[:, :, :whole]), block)
             quantised = reference.visible(scanned_tokens(self.lengths, block), whole)[:, None]
             scan[..., :whole] = torch.where(quantised, thumbnails, tail[..., :whole])
             if self.residual is not None:
@@ -179,7 +164,7 @@ class FFDLayer(MethodLayer):
                     shaped = residual_in_half_steps(
                         stored.unflatten(2, (num_blocks, block)), self.half_step[:, :, :num_blocks]
                     )
-                    added = dot(shaped.flatten(2, 3))
+                    added = operand_scores(operand, shaped.flatten(2, 3), block)
                 refinement[..., :whole] = torch.where(quantised, added, 0.0)
         return scan, refinement
 

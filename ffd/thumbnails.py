@@ -8,17 +8,13 @@ last quantised block, always holds the current one; its keys are scored as they 
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch import Tensor
 
-from ffd import reference
 from ffd.methods.base import Executor, LayerGeometry
 from ffd.minmax import pack_planes, unpack_planes
 from ffd.quantization import SCALE_DTYPE
-
-LOG2_E = math.log2(math.e)
+from ffd.scan import operand_scores, scan_operand
 
 
 def quantize_thumbnails(keys: Tensor, bits: int) -> tuple[Tensor, Tensor]:
@@ -87,14 +83,8 @@ class Thumbnails:
     def scores(self, q: Tensor, scale: float, num_tokens: int) -> Tensor:
         """Scores of the first ``num_tokens`` thumbnails, float32 [B, Hq, num_tokens], natural units.
 
-        ``num_tokens`` is a multiple of the block size. The operand is rounded to fp16 as in the kernel (and as
-        FFD's), so that both executors test the same numbers.
+        ``num_tokens`` is a multiple of the block size.
         """
-        blocks = num_tokens // self.block_size
-        grouped = reference.group_heads(q.float(), self.codes.shape[1])
-        query = (grouped * (scale * LOG2_E)).to(SCALE_DTYPE).float()
-        operand = query[:, :, None] * self.half_step[:, :, :blocks, None].float()  # [B, Hkv, blocks, G, d]
+        operand = scan_operand(q, self.half_step[:, :, : num_tokens // self.block_size], scale)
         levels = 2.0 * unpack_planes(self.codes[:, :, :num_tokens], self.bits).float() - (2**self.bits - 1)
-        tiles = levels.unflatten(2, (blocks, self.block_size)).transpose(-1, -2)
-        scores = operand.to(SCALE_DTYPE).float() @ tiles  # [B, Hkv, blocks, G, block_size]
-        return scores.permute(0, 1, 3, 2, 4).flatten(3, 4).flatten(1, 2) / LOG2_E
+        return operand_scores(operand, levels, self.block_size)

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from experiments.bare import record_path, share, whole, write_record
-from experiments.engines import GPU_PREFILL_CHUNK
+from experiments.engines import prefill_chunk
 from experiments.environment import device_class, git_revision, versions
 from experiments.kernel.timing import read_bandwidth
 from experiments.throughput.bench import Bench, measure
@@ -86,7 +86,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         random_model(given.geometry, device, dtype),
         device_class(),
         bandwidth,
-        prefill_chunk=GPU_PREFILL_CHUNK if gpu else None,
+        prefill_chunk=prefill_chunk(None, device),
     )
     grid = Grid(
         points=given.grid,

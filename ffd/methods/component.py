@@ -32,6 +32,7 @@ from ffd.methods.base import Executor, LayerGeometry, Method, MethodLayer, RowSt
 from ffd.methods.dense import DenseLayer
 from ffd.methods.ffd import FFD
 from ffd.quantization import SCALE_DTYPE
+from ffd.scan import scanned_tokens
 from ffd.selection import at_least, pool_group, top_k, top_p_threshold, unit_logsumexp
 from ffd.thumbnails import Thumbnails
 
@@ -162,8 +163,7 @@ class ComponentLayer(DenseLayer):
     @property
     def scanned(self) -> Tensor:
         """Tokens scored from the copy, int [B]; all where the keys themselves are scanned."""
-        block = self.method.block_size
-        return self.lengths if self.thumbnails is None else (self.lengths - 1) // block * block
+        return self.lengths if self.thumbnails is None else scanned_tokens(self.lengths, self.method.block_size)
 
     def select(self, q: Tensor, scale: float) -> Selection:
         """Apply the rule of the module's docstring."""
@@ -187,7 +187,7 @@ class ComponentLayer(DenseLayer):
             near = reference.near_tokens(self.lengths, n, m.n_sink, m.n_local)[:, None]
             tested = torch.where(near, torch.maximum(scan, exact), scan)
             kept = at_least(reference.unit_max(tested, seen, m.unit), pseudo_max - self.delta_nats)
-        tail = ~reference.visible((self.lengths - 1) // m.block_size * m.block_size, n)[:, None]
+        tail = ~reference.visible(scanned_tokens(self.lengths, m.block_size), n)[:, None]
         selected = (reference.expand_units(kept, m.unit, n) | tail) & seen
         return Selection(
             lengths=self.lengths,

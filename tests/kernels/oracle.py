@@ -9,11 +9,12 @@ import torch
 from torch import Tensor
 
 from ffd import reference
-from ffd.ffd_layer import FFDLayer, scanned_tokens
+from ffd.ffd_layer import FFDLayer
 from ffd.kernels.ffd_decode import ffd_decode
 from ffd.ledger import FIRST_HEAD
 from ffd.methods.base import LayerGeometry, RowState
 from ffd.methods.ffd import FFD
+from ffd.scan import scanned_tokens
 
 TIE = 2e-3
 """Natural units: a keep test closer than this to its threshold may fall either way between two summation orders."""
@@ -168,15 +169,18 @@ def check_storage(layer: FFDLayer, twin: FFDLayer) -> None:
                 assert torch.equal(ours, theirs), f"{name} of row {row} at length {length}"
 
 
-def kept_units(layer: FFDLayer, q: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-    """Reference keep test bool [B, Hq, units] and its distance from the threshold, natural units."""
+def kept_units(layer: FFDLayer, q: Tensor, scale: float, near_test: bool = True) -> tuple[Tensor, Tensor]:
+    """Reference keep test bool [B, Hq, units] and its distance from the threshold, natural units.
+
+    Without ``near_test`` thumbnails alone are tested.
+    """
     m, n = layer.method, int(layer.lengths.max())
     scan, refinement = layer._scores(q, scale, n)
     thumbnails = reference.visible(scanned_tokens(layer.lengths, m.block_size), n)[:, None]
     near = scan + refinement if m.pseudo_max == "refined" else scan
     floor = reference.pseudo_max(near, layer.lengths, m.n_sink, m.n_local)
     best = reference.unit_max(scan, thumbnails, m.test_size)
-    if m.pseudo_max == "refined":
+    if near_test and m.pseudo_max == "refined":
         window = reference.near_tokens(layer.lengths, n, m.n_sink, m.n_local)[:, None]
         best = torch.maximum(best, reference.unit_max(near, thumbnails & window, m.test_size))
     distance = best - (floor - layer.delta_nats)[..., None]
@@ -186,12 +190,8 @@ def kept_units(layer: FFDLayer, q: Tensor, scale: float) -> tuple[Tensor, Tensor
 def near_only(layer: FFDLayer, q: Tensor) -> int:
     """Sub-blocks and heads whose thumbnails miss the threshold that a sink or local token's refined score reaches."""
     scale = layer.geometry.head_dim**-0.5
-    m, n = layer.method, int(layer.lengths.max())
-    scan, refinement = layer._scores(q, scale, n)
-    thumbnails = reference.visible(scanned_tokens(layer.lengths, m.block_size), n)[:, None]
-    floor = reference.pseudo_max(scan + refinement, layer.lengths, m.n_sink, m.n_local)
-    by_scan = reference.unit_max(scan, thumbnails, m.test_size) >= (floor - layer.delta_nats)[..., None]
-    return int((kept_units(layer, q, scale)[0] & ~by_scan).sum())
+    by_all, by_thumbnails = (kept_units(layer, q, scale, near_test)[0] for near_test in (True, False))
+    return int((by_all & ~by_thumbnails).sum())
 
 
 def check_step(layer: FFDLayer, q: Tensor, token: tuple[Tensor, Tensor] | None = None) -> dict[str, float]:
