@@ -6,13 +6,13 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from analysis.components import is_component
 from analysis.drawing import Figure, Series
 from analysis.measurements import Timing, timing_labels
 
 _WHOLE = {"attend", "reduce"}
 _GEOMETRY = ("Hq", "Hkv", "d", "dtype")
-LENGTH_STEP = 4096
-"""Lengths are told by their next multiple of this: 16320 is a step at 16K."""
+_LENGTH_STEP = 4096
 _LENGTHS = (4096, 16384, 65536, 262144)
 _DRAWN = (None, 0.02, 0.18, 1.0)
 """Kept targets in figures: of five the ones apart enough to tell."""
@@ -79,19 +79,26 @@ def _lines(timings: Sequence[Timing], x: str) -> list[Series]:
         (t for t in comparable(timings) if t.row["B"] == 1 and _is_drawn(t.row)),
         key=lambda t: (t.row["method"], t.row.get("kept_target") or 0.0),
     )
-    points: dict[str, list[tuple[float, float, str]]] = {}
-    seen: set[tuple[str, int]] = set()
+    points: dict[str, dict[int, tuple[float, float, str]]] = {}
     for name, t in sorted(zip(timing_labels(single), single, strict=True), key=lambda named: named[1].row["T"]):
-        length = (name, -(-t.row["T"] // LENGTH_STEP))
-        if length not in seen:  # of two rows for one length the shorter: 127 of 128 steps complete no block
-            seen.add(length)
-            points.setdefault(name, []).append((float(t.row.get(x) or 0), float(t.row["time_us"]), t.origin))
-    return [Series(name, *(tuple(p[i] for p in sorted(points[name])) for i in range(3))) for name in sorted(points)]
+        point = (float(t.row.get(x) or 0), float(t.row["time_us"]), t.origin)
+        points.setdefault(name, {}).setdefault(nominal_length(t.row), point)
+    return [
+        Series(name, *(tuple(p[i] for p in sorted(points[name].values())) for i in range(3))) for name in sorted(points)
+    ]
+
+
+def nominal_length(row: Mapping[str, Any]) -> int:
+    """The length that a row stands for: 16320 is a step at 16K.
+
+    Of two rows for one length the shorter is to be shown: 127 of 128 steps complete no block.
+    """
+    return int(-(-row["T"] // _LENGTH_STEP) * _LENGTH_STEP)
 
 
 def _is_drawn(row: Mapping[str, Any]) -> bool:
     """Whether a figure shows a row; the component grid, at one kept share and two lengths, has a table of its own."""
-    return not row["method"].startswith("component") and row.get("kept_target") in _DRAWN
+    return not is_component(row["method"]) and row.get("kept_target") in _DRAWN
 
 
 def devices(timings: Sequence[Timing]) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 from analysis.components import selection_lines
 from analysis.drawing import Figure, data, svg
 from analysis.files import write_text
-from analysis.kernel import LENGTH_STEP, comparable, latency, roofline
+from analysis.kernel import comparable, latency, nominal_length, roofline
 from analysis.measurements import COMMITTED, Timing
 from analysis.shapes import row_problem
 
@@ -121,13 +121,12 @@ def _kernel_lines(record: Mapping[str, Any]) -> Iterator[str]:
 def by_length(rows: Iterable[Mapping[str, Any]]) -> dict[int, dict[Any, Mapping[str, Any]]]:
     """Rows by the length that they stand for, then by method, with the kept target of FFD.
 
-    Of two rows that stand for one length, the step without a completed block is taken: 127 of 128 are such.
+    Of two rows for one length the shorter is taken, see `nominal_length`.
     """
     found: dict[int, dict[Any, Mapping[str, Any]]] = {}
     for row in sorted(rows, key=lambda row: row["T"]):
-        length = -(-row["T"] // LENGTH_STEP) * LENGTH_STEP
         key = (row["method"], row["kept_target"]) if row["method"] not in _DENSE else row["method"]
-        found.setdefault(length, {}).setdefault(key, row)
+        found.setdefault(nominal_length(row), {}).setdefault(key, row)
     return found
 
 

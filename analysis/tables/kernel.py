@@ -7,12 +7,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from analysis.cells import Cell, Table
+from analysis.components import RULES, grid_point, is_component
 from analysis.kernel import whole_steps
 from analysis.measurements import Timing, timing_labels
 from analysis.published import Published, of_artifact, quotations
 
 _COMMAND = "not run: python run.py experiment=kernel_latency, on a GPU"
-_COMPONENT = "component "
 _MARGIN_THAT_KEEPS = {0.18: "ffd delta=5", 0.27: "ffd delta=7"}
 """The paper's margins by the share that it says they keep on average."""
 
@@ -21,7 +21,7 @@ def kernel_tables(timings: Sequence[Timing]) -> list[Table]:
     """Times, speed-ups on the fastest dense row of the same run, and launches; interpreted times are no times."""
     timed = [t for t in timings if t.row.get("timing") != "interpreted"]
     steps = whole_steps(timed)
-    components = [t for t in steps if t.row["method"].startswith(_COMPONENT)]
+    components = [t for t in steps if is_component(t.row["method"])]
     whole = [t for t in steps if t not in components]
     lines = of_artifact("kernel_latency")
     placed = [p for t in whole for p in quoted(t, lines)]
@@ -88,13 +88,12 @@ def _components(timings: Sequence[Timing]) -> Table:
     usual = usual_geometry(timings)
     cells: dict[str, dict[str, Cell]] = {}
     for timing in timings:
-        bits, unit, rule, path = timing.row["method"].removeprefix(_COMPONENT).split()
-        own = cells.setdefault(f"{place(timing.row, usual)}, {bits} {unit}, {path}", {})
+        scan, rule, path = grid_point(timing.row["method"])
+        own = cells.setdefault(f"{place(timing.row, usual)}, {scan}, {path}", {})
         own.setdefault(rule, Cell(float(timing.row["time_us"]), 1, run_ids=(timing.origin,)))
-    rules = ("topdelta", "topk", "topp")
-    rows = tuple((where, tuple(own.get(r, Cell(marks=("missing",))) for r in rules)) for where, own in cells.items())
+    rows = tuple((where, tuple(own.get(r, Cell(marks=("missing",))) for r in RULES)) for where, own in cells.items())
     title = "One decode step by precision of the scan, rule and path at 27.3 % kept, us"
-    return Table("kernel_components", title, rules, rows, heading(timings, usual))
+    return Table("kernel_components", title, RULES, rows, heading(timings, usual))
 
 
 def usual_geometry(timings: Sequence[Timing]) -> tuple[Any, ...]:
