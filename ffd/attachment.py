@@ -8,8 +8,7 @@ from typing import Any
 import torch
 
 from ffd.attention import register
-from ffd.cache import SparseCache, UnsupportedModelError
-from ffd.engine import cache_keyword
+from ffd.cache import SparseCache, UnsupportedModelError, cache_keyword
 from ffd.executor import resolve_executor
 from ffd.methods import Method
 from ffd.report import LedgerReport, read_ledger

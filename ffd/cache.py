@@ -9,6 +9,7 @@ any other attention implementation fails loudly instead of attending to nothing.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -23,7 +24,7 @@ from ffd.methods import Executor, LayerGeometry, Method, RowState
 from ffd.methods.dense import Dense
 from ffd.support import UnsupportedModelError, refused_model, require_supported
 
-__all__ = ["DecodeHandle", "Probe", "SparseCache", "UnsupportedModelError"]
+__all__ = ["DecodeHandle", "Probe", "SparseCache", "UnsupportedModelError", "cache_keyword"]
 
 
 class SparseCache(Cache):
@@ -187,3 +188,8 @@ class SparseCache(Cache):
     def note_replayed_step(self) -> None:
         """Count a decode step that a captured graph ran: replay executes no Python, so the host's count is ours."""
         self.seen_tokens += 1
+
+
+def cache_keyword(model: Any) -> str:
+    """Name of the forward argument that takes the cache: ``cache`` in new transformers, ``past_key_values`` before."""
+    return "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"

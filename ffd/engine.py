@@ -7,7 +7,6 @@ lengths, positions and stop flags live on the device.
 
 from __future__ import annotations
 
-import inspect
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -16,13 +15,15 @@ import torch
 from torch import Tensor
 
 from ffd.attention import register
-from ffd.cache import Probe, SparseCache, UnsupportedModelError
+from ffd.cache import Probe, SparseCache, cache_keyword
 from ffd.fusion import resolve_fusion
 from ffd.generation import Generation
-from ffd.graph import CapturedStep, why_not_capturable
+from ffd.graph import CapturedStep, resolve_graph
 from ffd.greedy import MAX_STOP_TOKENS, GreedyState
 from ffd.methods import Method
+from ffd.prompts import left_padded, require_room
 from ffd.report import read_ledger
+from ffd.support import require_one_device
 
 _STEPS_PER_STOP_CHECK = 8  # the host looks at the stop flags this often; finished rows do not count in the ledger
 
@@ -83,19 +84,13 @@ class Engine:
                 raise ValueError(f"{name}={value}: expected at least 1")
         if prefill_chunk is not None and prefill_chunk < 1:
             raise ValueError(f"prefill_chunk={prefill_chunk}: expected at least 1, or None")
-        if not isinstance(graph, bool) and graph != "auto":
-            raise ValueError(f"graph={graph}: expected True, False or auto")
-        if len({p.device for p in model.parameters()}) > 1:
-            raise UnsupportedModelError("model on several devices: load it on one device")
-        if model.device.type == "meta":
-            raise UnsupportedModelError("model on the meta device: its weights hold no numbers; load them first")
+        self.device = require_one_device(model)
         self.model = model
         self.method = method
         self.rows = batch_size
         self.prefill_chunk = prefill_chunk
         self.probe = probe
         self.probe_every = probe_every
-        self.device: torch.device = model.device
         model.set_attn_implementation(register())
         self.cache = SparseCache(
             model.config,
@@ -108,19 +103,15 @@ class Engine:
             shadow=probe is not None,
         )
         self._cache_keyword = cache_keyword(model)
+        text = model.config.get_text_config(decoder=True)
+        self.eager_reason = resolve_graph(graph, text, self.cache.sliding_layers, self.device)
+        """Why decode steps are not captured in a graph, or None where they are."""
         self._fusion = resolve_fusion(fuse, model, batch_size)
         self.fused: tuple[str, ...] = tuple(self._fusion.fused)
         """What decode steps run through fused kernels."""
         self.unfused: dict[str, str] = dict(self._fusion.refused)
         """What kept the model's own modules, and why."""
         self._state = GreedyState(batch_size, capacity, self.device, fused=bool(self.fused))
-        text = model.config.get_text_config(decoder=True)
-        self.eager_reason = why_not_capturable(text, self.cache.sliding_layers, self.device)
-        """Why decode steps are not captured in a graph, or None where they are."""
-        if graph is True and self.eager_reason is not None:
-            raise UnsupportedModelError(f"graph=True: {self.eager_reason}")
-        if graph is False and self.eager_reason is None:
-            self.eager_reason = "graph=False was asked for"
         self._captured: CapturedStep | None = None
         self._probe_seconds = 0.0
         self._probed_steps = 0
@@ -160,17 +151,9 @@ class Engine:
             If a prompt is empty or prompt and new tokens exceed the capacity.
         """
         lengths = [len(p) for p in prompts]
-        rows = self.rows
-        if len(lengths) != rows or not all(lengths):
-            raise ValueError(f"prompt lengths {lengths}: expected {rows} rows of at least one token")
-        if max_new_tokens < 1:
-            raise ValueError(f"max_new_tokens={max_new_tokens}: expected at least 1")
+        require_room(lengths, max_new_tokens, rows=self.rows, capacity=self.cache.capacity)
         if len(stop_tokens) > MAX_STOP_TOKENS:
             raise ValueError(f"{len(stop_tokens)} stop tokens: at most {MAX_STOP_TOKENS}")
-        if max(lengths) + max_new_tokens - 1 > self.cache.capacity:
-            raise ValueError(
-                f"prompt of {max(lengths)} and max_new_tokens={max_new_tokens} exceed capacity={self.cache.capacity}"
-            )
         self._prepare_capture()
         started = self._now()
         self._begin(lengths, stop_tokens, min_new_tokens)
@@ -201,15 +184,8 @@ class Engine:
 
     def _prefill(self, prompts: Sequence[Sequence[int]], lengths: list[int]) -> tuple[Tensor, Tensor | None]:
         """Forward the prompts in chunks; returns the last logits [B, vocab] and the padding mask, if any."""
+        ids, positions, padding = left_padded(prompts, self.device)
         width = max(lengths)
-        ids = torch.zeros(len(prompts), width, dtype=torch.long)
-        mask = torch.zeros(len(prompts), width, dtype=torch.bool)
-        for row, prompt in enumerate(prompts):
-            ids[row, width - len(prompt) :] = torch.tensor(list(prompt), dtype=torch.long)
-            mask[row, width - len(prompt) :] = True
-        positions = (mask.cumsum(dim=1) - 1).clamp_(min=0).to(self.device)
-        padding = None if bool(mask.all()) else mask.to(self.device)
-        ids = ids.to(self.device)
         chunk = self.prefill_chunk or width
         for start in range(0, width, chunk):
             stop = min(start + chunk, width)
@@ -281,8 +257,3 @@ class Engine:
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
         return time.perf_counter()
-
-
-def cache_keyword(model: Any) -> str:
-    """Name of the forward argument that takes the cache: ``cache`` in new transformers, ``past_key_values`` before."""
-    return "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"

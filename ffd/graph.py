@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+from ffd.support import UnsupportedModelError
+
 _WARM_UPS = 2  # compiles kernels and lets cuBLAS allocate its workspaces outside the capture
 
 _LENGTH_DEPENDENT_ROPE = ("dynamic", "longrope")  # transformers reads the positions on the host for these
@@ -33,6 +35,33 @@ def why_not_capturable(config: Any, sliding_layers: int, device: torch.device) -
     if kind in _LENGTH_DEPENDENT_ROPE:
         return f"rope type {kind} depends on the length on the host"
     return None
+
+
+def resolve_graph(requested: bool | str, config: Any, sliding_layers: int, device: torch.device) -> str | None:
+    """Reason why a model's decode steps are run eagerly, or None where they are captured.
+
+    Parameters
+    ----------
+    requested
+        ``auto`` captures wherever it can; True raises where it cannot; False never captures.
+    config, sliding_layers, device
+        See `why_not_capturable`.
+
+    Raises
+    ------
+    ValueError
+        For another request.
+    UnsupportedModelError
+        For True where steps cannot be captured, with the reason.
+    """
+    if not isinstance(requested, bool) and requested != "auto":
+        raise ValueError(f"graph={requested}: expected True, False or auto")
+    obstacle = why_not_capturable(config, sliding_layers, device)
+    if requested is True and obstacle is not None:
+        raise UnsupportedModelError(f"graph=True: {obstacle}")
+    if requested is False and obstacle is None:
+        return "graph=False was asked for"
+    return obstacle
 
 
 class CapturedStep:

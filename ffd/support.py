@@ -7,7 +7,10 @@ attention function shows only when it runs, and is refused there (`ffd.cache_lay
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
 
 ACCEPTED = (
     "accepted are decoder-only models whose layers are full or sliding-window attention over one key and one value "
@@ -79,6 +82,16 @@ def require_supported(config: Any) -> AttentionShape:
     except RuntimeError:  # what transformers raises for a key that each layer has for itself
         raise refused_model(name, "heads that differ from layer to layer") from None
     return AttentionShape(tuple(kinds), heads, kv_heads, head_dim, window or 0)
+
+
+def require_one_device(model: Any) -> torch.device:
+    """Where a model's weights are; raises `UnsupportedModelError` unless they are all in one place."""
+    if len({p.device for p in model.parameters()}) > 1:
+        raise UnsupportedModelError("model on several devices: load it on one device")
+    device: torch.device = model.device
+    if device.type == "meta":
+        raise UnsupportedModelError("model on the meta device: its weights hold no numbers; load them first")
+    return device
 
 
 _OTHER_ATTENTION = {

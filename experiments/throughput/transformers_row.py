@@ -12,7 +12,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from experiments.throughput.bench import Bench
 from experiments.throughput.cases import Case
 from experiments.throughput.row import Row, kv_bytes, kv_shape
-from ffd.engine import cache_keyword
+from ffd.cache import cache_keyword
 
 _STEPS = 12
 _NOT_COUNTED = 2

@@ -1,0 +1,63 @@
+"""Prompts of a batch on their way to a model: whether they fit, and their padding on the left."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+
+def require_room(lengths: Sequence[int], max_new_tokens: int, *, rows: int, capacity: int) -> None:
+    """Refuse prompts that an engine cannot continue.
+
+    Parameters
+    ----------
+    lengths
+        Tokens of each row's prompt.
+    max_new_tokens
+        Tokens to generate at most; the last one is never stored.
+    rows, capacity
+        Rows that are decoded together, and tokens that one can hold.
+
+    Raises
+    ------
+    ValueError
+        If a prompt is empty, the rows do not match, or prompt and new tokens exceed the capacity.
+    """
+    if len(lengths) != rows or not all(lengths):
+        raise ValueError(f"prompt lengths {list(lengths)}: expected {rows} rows of at least one token")
+    if max_new_tokens < 1:
+        raise ValueError(f"max_new_tokens={max_new_tokens}: expected at least 1")
+    if max(lengths) + max_new_tokens - 1 > capacity:
+        raise ValueError(f"prompt of {max(lengths)} and max_new_tokens={max_new_tokens} exceed capacity={capacity}")
+
+
+def left_padded(prompts: Sequence[Sequence[int]], device: torch.device) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Prompts as one batch: their last tokens stand in one column, from which all rows decode on.
+
+    Parameters
+    ----------
+    prompts
+        Token ids of each row, at least one.
+    device
+        Where the model runs.
+
+    Returns
+    -------
+    ids : Tensor
+        int64 [B, T], T the longest prompt; zeros as padding.
+    positions : Tensor
+        int64 [B, T]: each token's place in its own prompt.
+    mask : Tensor or None
+        bool [B, T]: False for padding; None where there is none.
+    """
+    width = max(len(prompt) for prompt in prompts)
+    ids = torch.zeros(len(prompts), width, dtype=torch.long)
+    mask = torch.zeros(len(prompts), width, dtype=torch.bool)
+    for row, prompt in enumerate(prompts):
+        ids[row, width - len(prompt) :] = torch.tensor(list(prompt), dtype=torch.long)
+        mask[row, width - len(prompt) :] = True
+    positions = (mask.cumsum(dim=1) - 1).clamp_(min=0).to(device)
+    padding = None if bool(mask.all()) else mask.to(device)
+    return ids.to(device), positions, padding
