@@ -18,7 +18,7 @@ from experiments import figures
 from experiments.config import RunConfig
 from experiments.engines import make_method
 from experiments.errors import UsageError
-from experiments.fidelity import print_broken
+from experiments.fidelity_table import print_broken
 from experiments.laws import laws_of_a_sweep
 from experiments.lifecycle import Rows, StudyRun, code_and_machine
 from experiments.options import Point
