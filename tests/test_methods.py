@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 import pytest
@@ -12,10 +12,12 @@ import yaml
 
 from ffd import Engine
 from ffd.methods import KnobError, create, method_class, method_names
+from ffd.methods.base import require
 from ffd.minmax import dequantize_minmax, pack_planes, quantize_minmax, unpack_planes
 from ffd.selection import top_k, top_p_threshold
 from tests.method_harness import append, filled, make_case, new_layer, prefill
 from tests.tiny import random_prompt, tiny_model
+from tests.toy_method import Strided
 
 CONF = Path(__file__).parent.parent / "conf" / "method"
 
@@ -342,3 +344,39 @@ def test_a_value_of_another_kind_is_one_line_that_names_its_knob(name):
         if isinstance(default, int) and not isinstance(default, bool):
             with pytest.raises(KnobError, match=rf"^{knob}="):
                 create(name, {knob: 10**30})
+
+
+@pytest.mark.parametrize(
+    ("knobs", "message"),
+    [
+        ({"stride": 2}, None),
+        ({"stride": 0}, "^stride=0: expected an integer >= 1$"),  # the method's own words
+        ({"stride": 2.0}, r"^stride=2.0: expected an integer below 2\*\*31$"),  # which its own check takes
+        ({"stride": "far"}, r"^stride=far: expected an integer below 2\*\*31$"),  # which its own check cannot compare
+    ],
+)
+def test_a_method_is_built_once_whichever_check_has_the_word(knobs: dict[str, object], message: str | None) -> None:
+    built: list[object] = []
+
+    @dataclass(frozen=True)
+    class Checked(Strided):
+        def __post_init__(self) -> None:
+            built.append(self.stride)
+            require(self.stride >= 1, "stride", self.stride, "an integer >= 1")
+
+    if message is None:
+        assert Checked.from_knobs(knobs).knobs() == knobs
+    else:
+        with pytest.raises(KnobError, match=message):
+            Checked.from_knobs(knobs)
+    assert built == [knobs["stride"]]  # it was built twice
+
+
+def test_a_type_error_that_no_annotation_explains_is_not_swallowed() -> None:
+    @dataclass(frozen=True)
+    class Faulty(Strided):
+        def __post_init__(self) -> None:
+            raise TypeError("a fault of the method's own")
+
+    with pytest.raises(TypeError, match="a fault of the method's own"):
+        Faulty.from_knobs({"stride": 2})

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
@@ -104,10 +103,19 @@ class Method(ABC):
         known = {field.name: field.type for field in fields(cls)}
         for knob, value in knobs.items():
             require(knob in known, knob, value, f"a knob of method {cls.name} ({', '.join(sorted(known))})")
-        # The method's own check first: it knows more of what is accepted.
-        with suppress(TypeError):
-            cls(**knobs)
-        for knob, value in knobs.items():
-            accepted = wrong_kind(known[knob], value)
-            require(accepted is None, knob, value, str(accepted))
-        return cls(**knobs)
+        # The method's own check comes first: it knows more of what is accepted than the annotation. It may take True
+        # for 1, and fail with a TypeError on what it cannot compare.
+        try:
+            method = cls(**knobs)
+        except TypeError:
+            _require_kinds(knobs, known)
+            raise
+        _require_kinds(knobs, known)
+        return method
+
+
+def _require_kinds(knobs: Mapping[str, Any], annotations: Mapping[str, Any]) -> None:
+    """Raise `KnobError` for the first value that is nothing of the kind its annotation names."""
+    for knob, value in knobs.items():
+        accepted = wrong_kind(annotations[knob], value)
+        require(accepted is None, knob, value, str(accepted))
