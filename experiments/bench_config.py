@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from experiments.checks import boolean, choice, integer, refusal, text
-from experiments.throughput.cases import FUSE, PROTOCOLS
+from experiments.throughput.cases import PROTOCOLS
 from experiments.throughput.models import GEOMETRIES
 
 DTYPES = ("bfloat16", "float16")
@@ -52,8 +52,6 @@ class BenchOptions:
     """Random weights of this geometry in place of the configured model (runner=throughput)."""
     protocols: tuple[str, ...]
     """Who decodes (runner=throughput); `experiments.throughput.cases` says what each is."""
-    fuse: tuple[str, ...]
-    """The engine's ``fuse`` (runner=throughput): auto, true or false."""
     prefill_tokens: int
     """Longest prompt whose prefill is timed, at batch size 1; 0 for none (runner=throughput)."""
 
@@ -83,7 +81,6 @@ def bench_options(composed: Mapping[str, Any]) -> BenchOptions:
         if composed["geometry"] is None
         else choice("bench.geometry", composed["geometry"], tuple(GEOMETRIES)),
         protocols=choices("bench.protocols", composed["protocols"], PROTOCOLS),
-        fuse=choices("bench.fuse", words(composed["fuse"]), FUSE),
         prefill_tokens=integer("bench.prefill_tokens", composed["prefill_tokens"], minimum=0, maximum=MOST_TOKENS),
     )
 
@@ -125,10 +122,3 @@ def choices(key: str, value: Any, accepted: tuple[str, ...]) -> tuple[str, ...]:
     """Names out of a few."""
     given = listed(key, value, f"one or more of {', '.join(accepted)}")
     return distinct(choice(key, entry, accepted) for entry in given)
-
-
-def words(value: Any) -> Any:
-    """Booleans, alone or in a list, as the command line writes them: a key may be true, false or a name."""
-    if isinstance(value, list | tuple):
-        return [words(entry) for entry in value]
-    return str(value).lower() if isinstance(value, bool) else value

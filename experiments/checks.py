@@ -6,13 +6,18 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from experiments.errors import UsageError
+from experiments.errors import RENAMED, UsageError, renamed
 
 
 def refusal(key: str, value: Any, accepted: str) -> UsageError:
     """The error for a value that is not accepted, written as the command line writes it."""
-    words = {"None": "null", "True": "true", "False": "false"}
-    return UsageError(f"{key}={words.get(str(value), value)}: expected {accepted}")
+    return UsageError(f"{key}={_written(value)}: expected {accepted}")
+
+
+def _written(value: Any) -> str:
+    if isinstance(value, list | tuple):
+        return f"[{','.join(map(_written, value))}]"
+    return {"None": "null", "True": "true", "False": "false"}.get(str(value), str(value))
 
 
 def choice(key: str, value: Any, accepted: tuple[str, ...]) -> str:
@@ -35,6 +40,27 @@ def boolean(key: str, value: Any) -> bool:
     if not isinstance(value, bool):
         raise refusal(key, value, "true or false")
     return value
+
+
+_SWITCH = "auto, true or false"
+
+
+def switch(key: str, value: Any) -> bool | str:
+    """True, false, or auto."""
+    if not isinstance(value, bool) and value != "auto":
+        raise refusal(key, value, _SWITCH)
+    return value
+
+
+def switches(key: str, value: Any, *, several_with: str, runner: str) -> tuple[bool | str, ...]:
+    """One `switch`; a list of them, without repetitions, with one runner alone."""
+    if not isinstance(value, list | tuple):
+        return (switch(key, value),)
+    if runner != several_with:
+        raise refusal(key, value, f"{_SWITCH}; a list of them with runner={several_with} alone")
+    if not value:
+        raise refusal(key, value, f"{_SWITCH}, or a list of them")
+    return tuple(dict.fromkeys(switch(key, entry) for entry in value))
 
 
 def text(key: str, value: Any, *, accepted: str = "text") -> str | None:
@@ -76,6 +102,8 @@ def settings(values: Mapping[str, Any], key: str, known: Iterable[str]) -> dict[
     """A group of keys, all of them known: one that was added (``+key.other=1``) would be passed over in silence."""
     found, names = mapping(values, key), tuple(known)
     for name in found:
+        if f"{key}.{name}" in RENAMED:
+            raise renamed(f"{key}.{name}", f"{key}.{name}={_written(found[name])}")
         if name not in names:
             raise UsageError(f"{key}.{name}={found[name]}: no such key; expected one of {', '.join(names)}")
     return found

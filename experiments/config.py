@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.bench_config import BenchOptions, bench_options
-from experiments.checks import boolean, choice, delta, group, integer, names, refusal, settings, text
+from experiments.checks import boolean, choice, delta, group, integer, names, settings, switch, switches, text
 from experiments.errors import UsageError
 from experiments.options import (
     MATCH_TARGETS,
@@ -67,7 +67,8 @@ class RunConfig:
     calibrate: CalibrateOptions
     bench: BenchOptions
     graph: bool | str
-    fuse: bool | str
+    fuses: tuple[bool | str, ...]
+    """``engine.fuse``, one value; with runner=throughput one or more."""
     prefill_chunk: int | None
     shard: str | None
     """``i/n``: run every n-th sample only; None runs all. Not part of the identity."""
@@ -76,6 +77,11 @@ class RunConfig:
     def fidelity_every(self) -> int:
         """Probe each n-th decode step; 0 never."""
         return self.fidelity.every
+
+    @property
+    def fuse(self) -> bool | str:
+        """What an engine is given, where all are given the same."""
+        return self.fuses[0]
 
     @property
     def root(self) -> Path:
@@ -143,9 +149,6 @@ def _run_config(composed: Mapping[str, Any], *, multirun: bool) -> RunConfig:
     choice("executor", values["executor"], EXECUTORS)
     choice("tracker", values["tracker"], TRACKERS)
     engine = settings(values, "engine", _SETTINGS["engine"])
-    for key in ("graph", "fuse"):
-        if not isinstance(engine[key], bool) and engine[key] != "auto":
-            raise refusal(f"engine.{key}", engine[key], "auto, true or false")
     if engine["prefill_chunk"] is not None:
         integer("engine.prefill_chunk", engine["prefill_chunk"], minimum=1)
     out = text("out", values["out"], accepted="a folder")
@@ -164,8 +167,8 @@ def _run_config(composed: Mapping[str, Any], *, multirun: bool) -> RunConfig:
         match=match_options(settings(values, "match", _SETTINGS["match"])),
         calibrate=calibrate_options(settings(values, "calibrate", _SETTINGS["calibrate"])),
         bench=bench_options(settings(values, "bench", _SETTINGS["bench"])),
-        graph=engine["graph"],
-        fuse=engine["fuse"],
+        graph=switch("engine.graph", engine["graph"]),
+        fuses=switches("engine.fuse", engine["fuse"], several_with="throughput", runner=values["runner"]),
         prefill_chunk=engine["prefill_chunk"],
         shard=_shard(values),
     )

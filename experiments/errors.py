@@ -19,6 +19,15 @@ class RunFailedError(Exception):
     """The run ended by an error after it had begun; its folder says so too."""
 
 
+RENAMED = {"bench.fuse": "engine.fuse"}
+"""Keys of earlier versions, and what they are called now."""
+
+
+def renamed(key: str, typed: str) -> UsageError:
+    """The error for a key of an earlier version."""
+    return UsageError(f"{typed}: {key} is called {RENAMED[key]} now")
+
+
 def one_line(error: BaseException) -> str:
     """Message of an error on one line."""
     return re.sub(r"\s+", " ", str(error)).strip() or type(error).__name__
@@ -46,6 +55,8 @@ def hydra_line(error: BaseException, overrides: Sequence[str]) -> str:
     if unknown:
         key = unknown.groups()[-1]
         typed = next((o for o in overrides if o.lstrip("+~").split("=")[0] == key), key)
+        if key in RENAMED:
+            return str(renamed(key, typed))
         return f"{typed}: there is no key {key}; see python run.py --help and conf/"
     at_fault = re.search(r"at input '(.*?)'", text)
     typed = next((o for o in overrides if at_fault and at_fault.group(1) in o), None)

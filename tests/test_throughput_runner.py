@@ -234,6 +234,17 @@ def test_a_point_that_does_not_fit_is_said_so(monkeypatch, tmp_path, capsys):
     assert "fair ffd B=1 T=512: not measured: CUDA out of memory." in capsys.readouterr().out
 
 
+def test_one_key_times_the_engine_with_and_without_its_fused_kernels(monkeypatch, tmp_path):
+    code, summary = run(["engine.fuse=[auto,false,auto]", "bench.T=256"], monkeypatch, tmp_path)
+    assert code == 0
+    assert [(row["method"], row["fuse"]) for row in summary["rows"]] == [
+        ("dense", "auto"),
+        ("ffd", "auto"),
+        ("dense", "false"),
+        ("ffd", "false"),
+    ]
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -242,7 +253,11 @@ def test_a_point_that_does_not_fit_is_said_so(monkeypatch, tmp_path, capsys):
         (["model.path=somewhere"], "bench.geometry=toy: expected null where model.path is given"),
         (["bench.protocols=[paper-flash]"], "bench.protocols=paper-flash: expected fair too, without a GPU"),
         (["bench.protocols=[fast]"], "bench.protocols=fast: expected one of fair, paper-default, paper-flash"),
-        (["bench.fuse=maybe"], "bench.fuse=maybe: expected one of auto, true, false"),
+        (["engine.fuse=[auto,maybe]"], "engine.fuse=maybe: expected auto, true or false"),
+        (["engine.fuse=[]"], "engine.fuse=[]: expected auto, true or false, or a list of them"),
+        (["bench.fuse=[auto,false]"], "bench.fuse=[auto,false]: bench.fuse is called engine.fuse now"),
+        (["+bench.fuse=[auto,false]"], "bench.fuse=[auto,false]: bench.fuse is called engine.fuse now"),
+        (["engine.fuse=true"], "fuse=True: all: device cpu: kernels need a GPU"),
         (["model.dtype=int8"], "model.dtype=int8: expected one of auto, float32"),  # was a failed run
         (["+bench.extra=1"], "bench.extra=1: no such key; expected one of B, T"),  # was passed over
         (["match.keep_io=0.2"], "match.keep_io=0.2: expected null with runner=throughput"),

@@ -36,8 +36,6 @@ def run_throughput(config: RunConfig) -> int:
     """Run, resume or show one record; returns the exit code."""
     import torch
 
-    if config.fuse != "auto":
-        raise UsageError(f"engine.fuse={config.fuse}: expected auto with runner=throughput (see bench.fuse)")
     gpu = torch.cuda.is_available()
     chosen = subject(config, gpu)
     method = make_method(config.method)
@@ -72,7 +70,7 @@ _MEASURING = ("bench", "cases", "engine_row", "margins", "steps", "transformers_
 
 
 def grid(config: RunConfig, gpu: bool) -> Grid:
-    """What ``bench.*`` asks for on this machine."""
+    """What ``bench.*`` and ``engine.fuse`` ask for on this machine."""
     bench = config.bench
     default = bench.B is None and bench.T is None
     points: tuple[tuple[int, int], ...] = DEFAULT_POINTS if gpu else CPU_POINTS
@@ -82,7 +80,7 @@ def grid(config: RunConfig, gpu: bool) -> Grid:
         points=points,
         kept=bench.kept or DEFAULT_KEPT,
         protocols=tuple(p for p in bench.protocols if gpu or p == FAIR),
-        fuse=bench.fuse,
+        fuse=tuple(str(value).lower() for value in config.fuses),
         prefill_tokens=bench.prefill_tokens,
         transformers_points=DEFAULT_TRANSFORMERS_POINTS if default else None,
     )
