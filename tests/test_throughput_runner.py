@@ -13,6 +13,7 @@ import torch
 
 from analysis.load import load
 from analysis.tables import build_tables
+from experiments.key_figures import key_figures
 from experiments.throughput import engine_row as engine_rows
 from experiments.throughput.__main__ import main
 from experiments.throughput.bench import Bench, measure
@@ -209,6 +210,9 @@ def test_an_interrupted_run_keeps_its_rows_and_resumes(monkeypatch, tmp_path):
     assert len(measured) == 4
     assert {row["device"] for row in resumed["rows"]} == {"cpu"}
     assert [found["along"] for found in resumed["break_even"]] == ["T"]
+    shown = key_figures(resumed)
+    assert (shown["rows"], shown["at"], shown["kept"]) == ("4", "B=1 T=512", f"{resumed['rows'][3]['kept']:.3f}")
+    assert shown["tok/s"] == f"{resumed['rows'][3]['tokens_per_second']:.1f}"
     assert run([], monkeypatch, tmp_path)[0] == 0  # shown, not measured
     assert len(measured) == 4
     tables = {table.name: table for table in build_tables(load(tmp_path / "out"))}
