@@ -19,11 +19,13 @@ from experiments.bare import record_path
 from experiments.bare import write_record as write
 from experiments.errors import UsageError, one_line
 from experiments.files import read_json
-from experiments.kernel.grid import FFD_KNOBS, OFF_BLOCK, PARTS, Point, Shape, point, standard
+from experiments.kernel.grid import Point, point
 from experiments.kernel.measure import Item, PointRun
+from experiments.kernel.merge import contents, merged
 from experiments.kernel.record import line, problem, record
 from experiments.kernel.rows import Refusal, Row
 from experiments.kernel.source import Step, captured
+from experiments.kernel.standard import FFD_KNOBS, PARTS, quick, standard
 from experiments.kernel.timing import read_bandwidth
 
 
@@ -40,11 +42,6 @@ def points(parts: Sequence[str], traces: Sequence[Path]) -> Iterator[tuple[Point
             raise UsageError(f"--traces={path}: {one_line(error)}") from None
 
 
-def quick() -> list[Point]:
-    """Three lengths and kept fractions."""
-    return [point(Shape(1, length - OFF_BLOCK), FFD_KNOBS, (0.02, 0.18, 1.0)) for length in (16384, 65536, 262144)]
-
-
 def stored(path: Path, machine: dict[str, Any]) -> dict[str, Any]:
     """An earlier record of the same machine and revision to continue, or an empty one where there is no file.
 
@@ -56,12 +53,11 @@ def stored(path: Path, machine: dict[str, Any]) -> dict[str, Any]:
     earlier = read_json(path)
     if earlier is None:
         return {"rows": [], "refused": []}
-    if not isinstance(earlier, dict) or not all(isinstance(earlier.get(k), list) for k in ("rows", "refused")):
-        raise UsageError(f"--out={path}: expected a record with rows and refused, or no file")
+    contents(earlier, f"--out={path}")
     for key, value in machine.items():
         if earlier.get(key) != value or value == "unknown":
             raise UsageError(f"--out={path}: its {key} is {earlier.get(key)}; expected {value}, named, or a new file")
-    return earlier
+    return dict(earlier)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -72,7 +68,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS), help="parts of the grid, in order")
     parser.add_argument("--quick", action="store_true", help="three lengths and kept fractions, FFD alone")
     parser.add_argument("--traces", type=Path, nargs="*", default=[], help="trace files to replay as well")
+    parser.add_argument("--merge", type=Path, nargs="+", help="measure nothing: put these records together")
     options = parser.parse_args(arguments)
+    if options.merge:
+        try:
+            write(options.out, merged(options.merge))
+        except UsageError as error:
+            parser.error(str(error))
+        return 0
     if not torch.cuda.is_available():
         parser.error("needs a GPU")
     machine = {
@@ -91,11 +94,8 @@ def measure(plan: Iterable[tuple[Point, list[Step] | None]], out: Path, machine:
     """Add what is missing to the record, writing it after every row; returns the exit code."""
     earlier = stored(out, machine)
     bandwidth = earlier.get("read_bandwidth_bytes_per_us") or read_bandwidth(device)
-    try:
-        rows = [Row.from_dict(row) for row in earlier["rows"]]
-        refused = [Refusal(r["refused"], r["reason"], r["wrong"]) for r in earlier["refused"] if not r["wrong"]]
-    except (KeyError, TypeError):
-        raise UsageError(f"--out={out}: its rows are of another version; expected a new file") from None
+    rows, earlier_refused = contents(earlier, f"--out={out}")
+    refused = [item for item in earlier_refused if not item.wrong]
     done: dict[str, Item] = {row.label: row for row in rows} | {item.label: item for item in refused}
     started = time.perf_counter()
     for one, steps in plan:

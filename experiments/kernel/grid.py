@@ -83,6 +83,12 @@ class Point:
     """Also time each launch of a fused step alone, in the first mode."""
 
 
+def whole_blocks(tokens: int) -> tuple[int, int]:
+    """Blocks that can be hot, and tokens of the tail: what follows them, the current token at least."""
+    blocks = (tokens - 1) // BLOCK
+    return blocks, tokens - blocks * BLOCK
+
+
 def entries(name: str, knobs: Mapping[str, Any], shape: Shape, kept: Sequence[float | None]) -> Iterator[Entry]:
     """The method at every kept fraction that the shape can have.
 
@@ -94,19 +100,31 @@ def entries(name: str, knobs: Mapping[str, Any], shape: Shape, kept: Sequence[fl
     if cls.reads_everything:
         yield Entry(create(name, knobs), 1.0)
         return
-    knob = create(name, knobs).cost_knob
     for fraction in kept:
         if fraction is None:
             yield Entry(create(name, knobs), None)
-            continue
-        if fraction * shape.T < 2 * BLOCK:
-            continue
-        chosen = dict(knobs)
-        if knob is not None and knob.high == math.inf:
-            tokens = shape.T + BLOCK if fraction == 1.0 else int(fraction * shape.T)  # whole pages, the last one too
-            chosen[knob.name] = max(tokens, int(knob.low))
-            chosen |= {knob: None for knob in ("keep_fraction",) if knob in chosen}  # else it would overrule the budget
-        yield Entry(create(name, chosen), fraction)
+        elif fraction * shape.T >= 2 * BLOCK:
+            yield Entry(create(name, {**knobs, **_budgets(create(name, knobs), fraction, shape.T)}), fraction)
+
+
+def _budgets(method: Method, fraction: float, tokens: int) -> dict[str, Any]:
+    """Knobs that are numbers of tokens, for a kept fraction."""
+    knob, known = method.cost_knob, method.knobs()
+    share = int(fraction * tokens)
+    if fraction == 1.0:
+        share = tokens + BLOCK  # whole pages, the last one too
+    elif knob is None or knob.name != "window":
+        # Heads have this many hot tokens or a block more. A budget beyond a head's hot tokens would go to cold ones,
+        # other ones for every query head, so that their union grew past the target.
+        _, tail = whole_blocks(tokens)
+        share = tail + (share - tail) // BLOCK * BLOCK
+    if knob is not None and knob.high == math.inf:
+        chosen: dict[str, Any] = {knob.name: max(share, int(knob.low))}
+        return chosen | {
+            other: None for other in ("keep_fraction",) if known.get(other)
+        }  # it would overrule the budget
+    # What prunes a base selection needs one that has room for the target.
+    return {"token_budget": max(known["token_budget"], share + BLOCK)} if "base" in known else {}
 
 
 def point(
@@ -116,52 +134,9 @@ def point(
     modes: Sequence[Mode] = (Mode(),),
     stages: bool = True,
 ) -> Point:
-    """A shape with methods, given as name and knobs, at kept fractions; dense is timed anyway."""
-    chosen = (e for name, knobs in methods.items() if name != "dense" for e in entries(name, knobs, shape, kept))
-    return Point(shape, tuple(modes), tuple(chosen), stages)
+    """A shape with methods, given as name and knobs, at kept fractions; dense is timed anyway.
 
-
-ALL_MODES = (Mode(), Mode("eager", "cold"), Mode("graph", "hot"))
-FFD_KNOBS: dict[str, dict[str, Any]] = {"ffd": {"delta": 5.0}}
-OTHERS: dict[str, dict[str, Any]] = {
-    name: {} for name in ("quest", "twilight", "kivi", "topk", "topp", "topdelta", "sink_threshold", "streaming")
-}
-PARTS = ("lengths", "batch", "methods", "components", "geometry")
-COMPONENT_KEPT = 0.273
-"""Kept share of the paper's ablation of the selection rule."""
-
-
-def components(shape: Shape) -> Point:
-    """The ablation's grid and the exact rules per token and head, all keeping the same share; FFD is its fused point.
-
-    The planted blocks carry all the mass, so that nearly all of it keeps what the margin keeps.
+    One kept fraction after the other, so that its keys are planted once for all methods.
     """
-    from ffd.methods.component import BITS, COST_KNOBS, PATHS
-
-    mass: dict[str, Any] = {"p": 0.999}
-    bits = sorted(BITS, key=(2, 16).__contains__, reverse=True)  # the paper's first, should time run out
-    grid = [("component", {"bits": b, "select": s, "path": p, **mass}) for b in bits for s in COST_KNOBS for p in PATHS]
-    grid += [("topk", {}), ("topp", mass), ("topdelta", {})]
-    chosen = tuple(e for name, knobs in grid for e in entries(name, knobs, shape, (COMPONENT_KEPT,)))
-    return Point(shape, (Mode(),), chosen, stages=False)
-
-
-def standard(part: str) -> list[Point]:
-    """A part of the committed record's grid: FFD over lengths, at B = 8, beside other methods, in other geometries."""
-    if part == "lengths":
-        plain = [point(Shape(1, T), FFD_KNOBS, KEPT) for T in WITH_TAIL + COMPLETING]
-        return sorted(plain, key=lambda p: p.shape.T)
-    if part == "batch":
-        return [point(Shape(8, T - OFF_BLOCK), FFD_KNOBS, (0.02, 0.18, 1.0), stages=False) for T in LENGTHS[:4]]
-    if part == "methods":
-        timed = [(16384 - OFF_BLOCK, ALL_MODES), (65536 - OFF_BLOCK, ALL_MODES)]
-        chosen = {**FFD_KNOBS, **OTHERS}
-        return [point(Shape(1, T), chosen, (0.18,), modes, stages=False) for T, modes in timed]
-    if part == "components":
-        return [components(Shape(1, T - OFF_BLOCK)) for T in (16384, 65536)]
-    geometries = [(1, 128, "bfloat16"), (7, 128, "bfloat16"), (8, 128, "bfloat16"), (4, 64, "bfloat16"),
-                  (7, 64, "bfloat16"), (4, 128, "float16")]  # fmt: skip
-    return [
-        point(Shape(1, 16384 - OFF_BLOCK, 8 * G, 8, d, dtype), FFD_KNOBS, (0.18,), stages=False)
-        for G, d, dtype in geometries
-    ]
+    chosen = [e for name, knobs in methods.items() if name != "dense" for e in entries(name, knobs, shape, kept)]
+    return Point(shape, tuple(modes), tuple(sorted(chosen, key=lambda e: e.kept or 0.0)), stages)

@@ -13,7 +13,7 @@ import torch
 from experiments.kernel import baselines, gate, timing
 from experiments.kernel.baselines import Library
 from experiments.kernel.gate import GateError, Passed, relative_error
-from experiments.kernel.grid import Entry, Mode, Point
+from experiments.kernel.grid import BLOCK, Entry, Mode, Point, Shape
 from experiments.kernel.layers import Filled, fill
 from experiments.kernel.rows import DENSE_RULE, Refusal, Row, label, refusal_label
 from experiments.kernel.source import Planting, Step
@@ -113,7 +113,12 @@ class PointRun:
         return fill(entry.method, self.shape, inputs, cold=any(mode.l2 == "cold" for mode in self.point.modes))
 
     def _sparse(self, entry: Entry) -> Iterator[Item]:
-        return self._timed(entry, self._fill(entry))
+        filled = self._fill(entry)
+        missed = missed_target(entry, self.shape, filled.passed.kept)
+        if missed is None:
+            yield from self._timed(entry, filled)
+        else:
+            yield Refusal(refusal_label(entry, self.shape), missed, wrong=False)
 
     def _timed(self, entry: Entry, filled: Filled) -> Iterator[Row]:
         method, passed = entry.method, filled.passed
@@ -184,6 +189,13 @@ class PointRun:
             floor_us=floor, efficiency=floor / time_us, sdpa_flash_us=None, best_dense_us=None,
             rel_error=passed.rel_error, ledger_error=passed.ledger_error, sparse_steps=passed.sparse_steps,
         )  # fmt: skip
+
+
+def missed_target(entry: Entry, shape: Shape, kept: float) -> str | None:
+    """Why a row would be mislabelled: it keeps another share than its target, by a block and by a tenth; else None."""
+    if entry.kept is None or abs(kept - entry.kept) <= max(BLOCK / shape.T, 0.1 * entry.kept):
+        return None
+    return f"keeps {kept:.3f} of the tokens with these keys and knobs, expected {entry.kept:g}"
 
 
 def first_line(error: Exception) -> str:

@@ -41,11 +41,14 @@ def record(
 
 
 def slopes(rows: Iterable[Row]) -> dict[str, float]:
-    """Least-squares slope of time against T in us per 1000 tokens, for every method timed at three lengths or more."""
+    """Least-squares slope of time against T in us per 1000 tokens, for every method timed at three lengths or more.
+
+    Of a length that several processes timed the first is taken.
+    """
     lines: dict[str, dict[int, float]] = {}
     for row in rows:
         if row.whole and row.timing != "eager" and row.l2 == "cold" and row.source == "planted":
-            lines.setdefault(_line(row), {})[row.T] = row.time_us
+            lines.setdefault(_line(row), {}).setdefault(row.T, row.time_us)
     return {name: round(slope(line), 4) for name, line in lines.items() if len(line) >= 3}
 
 

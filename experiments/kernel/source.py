@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from experiments.kernel.grid import BLOCK, Shape
+from experiments.kernel.grid import BLOCK, Shape, whole_blocks
 
 HOT_NATS = 12.0
 """Score of planted tokens; others stay within about 2 nats of zero."""
@@ -56,19 +56,27 @@ class Planting:
         self.hot_key = (torch.linalg.pinv(grouped) @ target).squeeze(-1)
         self.cold_keys = normal(s.B, s.Hkv, s.T, s.d).mul_(0.3)
         self.values = normal(s.B, s.Hkv, s.T, s.d, dtype=s.torch_dtype)
+        self._last: tuple[float, Step] | None = None
 
     def step(self, kept: float) -> Step:
-        """Inputs whose hot blocks and tail are about ``kept`` of the tokens.
+        """Inputs whose hot blocks and tail are about ``kept`` of the tokens; the last ones made are remembered.
 
-        The first block is always hot: it sets the pseudo-maximum. Numbers of hot blocks differ by at most one
-        between kv heads, so that their mean meets the target.
+        The first block is always hot: it sets the pseudo-maximum. So is the tail, which FFD always keeps: what
+        selects by scores alone shall find the same tokens. Numbers of hot blocks differ by at most one between kv
+        heads, so that their mean meets the target.
         """
+        if self._last is None or self._last[0] != kept:
+            self._last = kept, self._planted(kept)
+        return self._last[1]
+
+    def _planted(self, kept: float) -> Step:
         s = self.shape
-        blocks = (s.T - 1) // BLOCK
+        blocks, tail = whole_blocks(s.T)
         heads = s.B * s.Hkv
-        wanted = (kept * s.T - (s.T - blocks * BLOCK)) / BLOCK
+        wanted = (kept * s.T - tail) / BLOCK
         total = round(min(max(wanted, 1), blocks) * heads)
         keys = self.cold_keys.clone()
+        keys[:, :, blocks * BLOCK :] += self.hot_key[:, :, None]
         view = keys[:, :, : blocks * BLOCK].view(s.B, s.Hkv, blocks, BLOCK, s.d)
         for index in range(heads):
             row, head = divmod(index, s.Hkv)

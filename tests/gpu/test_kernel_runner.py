@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from experiments.kernel.grid import ALL_MODES, Mode, Shape, point
+from experiments.kernel.grid import Mode, Shape, point
 from experiments.kernel.measure import PointRun
 from experiments.kernel.rows import Row
+from experiments.kernel.standard import ALL_MODES
 from ffd.methods import create, method_names
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
