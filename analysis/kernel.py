@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from analysis.components import is_component
@@ -15,7 +16,11 @@ _GEOMETRY = ("Hq", "Hkv", "d", "dtype")
 _LENGTH_STEP = 4096
 _LENGTHS = (4096, 16384, 65536, 262144)
 _DRAWN = (None, 0.02, 0.18, 1.0)
-"""Kept targets in figures: of five the ones apart enough to tell."""
+"""Kept targets of FFD in figures: of five the ones apart enough to tell."""
+MATCHED = 0.18
+"""The kept target at which methods are compared."""
+DENSE = {"dense": "dense (ours)", "sdpa_cudnn": "SDPA cuDNN", "sdpa_flash": "SDPA flash", "flashinfer": "flashinfer"}
+"""Dense attention's rows, and what they are called."""
 
 
 def whole_steps(timings: Sequence[Timing]) -> list[Timing]:
@@ -74,9 +79,30 @@ def roofline(timings: Sequence[Timing], bytes_per_us: float | None) -> Figure:
     return Figure("kernel_roofline", title, "MB that must be read", "us", megabytes, log=True)
 
 
+def methods(timings: Sequence[Timing]) -> Figure:
+    """Time of one layer's step against the context, one line per method at the same kept share, and dense attention."""
+    alike = [t for t in timings if t.row["method"] != "ffd" or t.row.get("kept_target") == MATCHED]
+    title = f"One decode step of one layer, {100 * MATCHED:g} % kept, {devices(timings)}"
+    return replace(latency(alike), name="kernel_methods", title=title)
+
+
+def by_length(rows: Iterable[Mapping[str, Any]]) -> dict[int, dict[Any, Mapping[str, Any]]]:
+    """Rows by the length that they stand for, then by method, with the kept target of what is not dense.
+
+    Of two rows for one length the shorter is taken, see `nominal_length`.
+    """
+    found: dict[int, dict[Any, Mapping[str, Any]]] = {}
+    for row in sorted(rows, key=lambda row: row["T"]):
+        key = (row["method"], row["kept_target"]) if row["method"] not in DENSE else row["method"]
+        found.setdefault(nominal_length(row), {}).setdefault(key, row)
+    return found
+
+
 def _lines(timings: Sequence[Timing], x: str) -> list[Series]:
+    # The component grid, at one kept share, has a table of its own.
+    chosen = [t for t in comparable(timings) if t.row["B"] == 1 and not is_component(t.row["method"])]
     single = sorted(
-        (t for t in comparable(timings) if t.row["B"] == 1 and _is_drawn(t.row)),
+        (t for t in chosen if t.row.get("kept_target") in _drawn(t.row["method"], chosen)),
         key=lambda t: (t.row["method"], t.row.get("kept_target") or 0.0),
     )
     points: dict[str, dict[int, tuple[float, float, str]]] = {}
@@ -96,9 +122,12 @@ def nominal_length(row: Mapping[str, Any]) -> int:
     return int(-(-row["T"] // _LENGTH_STEP) * _LENGTH_STEP)
 
 
-def _is_drawn(row: Mapping[str, Any]) -> bool:
-    """Whether a figure shows a row; the component grid, at one kept share and two lengths, has a table of its own."""
-    return not is_component(row["method"]) and row.get("kept_target") in _DRAWN
+def _drawn(method: str, timings: Sequence[Timing]) -> Collection[float | None]:
+    """Kept targets of a method that a figure shows: three of FFD, the one to compare at of others, or everything."""
+    if method == "ffd":
+        return _DRAWN
+    compared = any(t.row["method"] == method and t.row.get("kept_target") == MATCHED for t in timings)
+    return (None, MATCHED if compared else 1.0)
 
 
 def devices(timings: Sequence[Timing]) -> str:

@@ -11,8 +11,9 @@ from typing import Any
 from analysis.components import selection_lines
 from analysis.drawing import Figure, data, svg
 from analysis.files import write_text
-from analysis.kernel import comparable, latency, nominal_length, roofline
+from analysis.kernel import DENSE, by_length, comparable, latency, methods, roofline
 from analysis.measurements import COMMITTED, Timing
+from analysis.methods import method_lines
 from analysis.shapes import row_problem
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -20,7 +21,6 @@ FIGURES = ROOT / "docs" / "figures"
 KERNEL, THROUGHPUT = "kernel-h200.json", "throughput-h200.json"
 BEGIN, END = "<!-- measured: python -m analysis measurements -->", "<!-- end of measured -->"
 _KEPT = (0.02, 0.18, 1.0)
-_DENSE = {"dense": "dense (ours)", "sdpa_cudnn": "SDPA cuDNN", "sdpa_flash": "SDPA flash", "flashinfer": "flashinfer"}
 _PROTOCOLS = ("paper-default", "paper-flash", "fair")
 _OF_A_RECORD = ("gpu", "revision", "date", "rows")
 
@@ -54,15 +54,17 @@ def blocks(records: Path = COMMITTED) -> dict[str, str]:
     kernel, throughput = _record(records / KERNEL), _record(records / THROUGHPUT)
     return {
         "README.md": "\n".join([*_kernel_lines(kernel), "", *_throughput_lines(throughput)]),
+        "docs/performance.md": "\n".join(method_lines(kernel, [t.row for t in _timings(kernel)])),
         "docs/methods/component.md": "\n".join(selection_lines(kernel)),
     }
 
 
 def figures(records: Path = COMMITTED) -> list[Figure]:
-    """Time against context, and against bytes, of FFD at three kept shares and of dense attention."""
+    """Time against context, and against bytes, of FFD at three kept shares and of dense attention; of every method."""
     record = _record(records / KERNEL)
-    chosen = [t for t in _timings(record) if t.row["method"] in _DENSE or _is_shown(t.row)]
-    return [latency(chosen), roofline(chosen, record["read_bandwidth_bytes_per_us"])]
+    timings = _timings(record)
+    chosen = [t for t in timings if t.row["method"] in DENSE or _is_shown(t.row)]
+    return [latency(chosen), roofline(chosen, record["read_bandwidth_bytes_per_us"]), methods(timings)]
 
 
 def _record(path: Path) -> dict[str, Any]:
@@ -93,7 +95,7 @@ def _kernel_lines(record: Mapping[str, Any]) -> Iterator[str]:
     rows = [t.row for t in _timings(record)]
     first = rows[0]
     single = by_length([row for row in rows if row["B"] == 1])
-    present = [name for name in _DENSE if any(name in found for found in single.values())]
+    present = [name for name in DENSE if any(name in found for found in single.values())]
     yield fill(
         f"One decode step of one layer on an {record['gpu']}: {first['Hq']} query and {first['Hkv']} kv heads, "
         f"d = {first['d']}, {first['dtype']}, batch size 1, cold L2, CUDA graph, everything from the append to the "
@@ -103,7 +105,7 @@ def _kernel_lines(record: Mapping[str, Any]) -> Iterator[str]:
     )
     yield ""
     sparse = _joined(f"FFD, {100 * kept:g} % kept" for kept in _KEPT)
-    yield f"| tokens | {sparse} | {_joined(_DENSE[name] for name in present)} |"
+    yield f"| tokens | {sparse} | {_joined(DENSE[name] for name in present)} |"
     yield "|---|" + "---:|" * (len(_KEPT) + len(present))
     for length, found in single.items():
         sparse = _joined(_time(found.get(("ffd", kept)), found.get("sdpa_flash")) for kept in _KEPT)
@@ -116,18 +118,6 @@ def _kernel_lines(record: Mapping[str, Any]) -> Iterator[str]:
     yield ""
     yield "![time of a decode step against the context](docs/figures/kernel_latency.svg)"
     yield "![time of a decode step against the bytes it must read](docs/figures/kernel_roofline.svg)"
-
-
-def by_length(rows: Iterable[Mapping[str, Any]]) -> dict[int, dict[Any, Mapping[str, Any]]]:
-    """Rows by the length that they stand for, then by method, with the kept target of FFD.
-
-    Of two rows for one length the shorter is taken, see `nominal_length`.
-    """
-    found: dict[int, dict[Any, Mapping[str, Any]]] = {}
-    for row in sorted(rows, key=lambda row: row["T"]):
-        key = (row["method"], row["kept_target"]) if row["method"] not in _DENSE else row["method"]
-        found.setdefault(nominal_length(row), {}).setdefault(key, row)
-    return found
 
 
 def _time(row: Mapping[str, Any] | None, against: Mapping[str, Any] | None) -> str:
