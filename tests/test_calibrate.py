@@ -17,6 +17,7 @@ from eval.fidelity.traces import Trace, TraceRecorder
 from experiments.errors import UsageError
 from experiments.match import Found, _remembered, replay_cost, search
 from ffd import FFD, Dense, Engine
+from ffd.ffd_layer import FFDLayer
 from ffd.methods import SearchKnob, create
 from tests.fidelity_runs import SMALL_FFD, common, summary_of, the_run, tiny_folder
 from tests.run_in_process import invoke
@@ -55,6 +56,28 @@ def test_a_point_of_the_curves_is_a_replay_at_that_margin(trace: Trace, curves: 
     for layer, report in enumerate(reports):
         assert float(curves.bytes_read[index, layer].sum()) == sum(report.bytes_read.values())
         assert float(curves.dense_bytes[layer].sum()) == report.dense_bytes
+
+
+def test_scores_are_computed_once_for_all_margins(trace: Trace, monkeypatch: pytest.MonkeyPatch) -> None:
+    scored: list[int] = []
+    scores = FFDLayer._scores
+
+    def counted(self: FFDLayer, *args: Any) -> Any:
+        scored.append(self.geometry.layer)
+        return scores(self, *args)
+
+    monkeypatch.setattr(FFDLayer, "_scores", counted)
+    margin_curves([trace], METHOD, MARGINS)
+    assert len(scored) == len(trace.layers) * len(trace.lengths)
+
+
+def test_margins_that_do_not_fit_together_give_the_same_curves(
+    trace: Trace, curves: Curves, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("eval.fidelity.curves.BYTES_AT_ONCE", 1)
+    apart = margin_curves([trace], METHOD, MARGINS)
+    for name in ("recall", "recall_own", "lse", "lse_own", "bytes_read", "dense_bytes"):
+        torch.testing.assert_close(getattr(apart, name), getattr(curves, name), rtol=0, atol=1e-12)
 
 
 def test_recall_and_bytes_never_fall_with_the_margin(curves: Curves) -> None:

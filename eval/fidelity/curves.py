@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Protocol, cast
@@ -12,10 +13,12 @@ from torch import Tensor
 
 from eval.fidelity.exact import ExactStep
 from eval.fidelity.metrics import lse_errors
+from eval.fidelity.probe import BYTES_AT_ONCE
 from eval.fidelity.replay import ReplayStep, replay_steps
+from eval.fidelity.stacked import selection_fields
 from eval.fidelity.traces import Trace
 from ffd.ledger import Ledger
-from ffd.methods import Method
+from ffd.methods import LayerGeometry, Method, Selection
 
 MARGINS = (*(x / 4 for x in range(16)), *(x / 2 for x in range(8, 16)), 8.0, 9.0, 10.0, 12.0, 16.0, 24.0, 64.0)
 """Margins tried, in nats; the last keeps everything that a float32 softmax can tell from zero."""
@@ -104,47 +107,68 @@ def margin_curves(
 
 def _layer(steps: Iterable[ReplayStep], margins: Sequence[float], scale: float) -> tuple[Tensor, Tensor, float]:
     """Sums over a layer's steps: [4, D, Hq]; bytes read at each margin and by dense, [D + 1, Hkv]; rows counted."""
-    values: Tensor | None = None
+    parts: Sequence[Tensor] = ()
     ledgers: list[Ledger] = []
+    values = torch.zeros(4, len(margins), 1, dtype=torch.float64)
     count = 0.0
     last: ReplayStep | None = None
     for last in steps:
-        storage, geometry = last.storage, last.storage.geometry
-        if not hasattr(storage, "delta_nats"):
-            raise ValueError(f"method {type(storage).__name__}: has no margin per head (delta_nats)")
+        g = last.storage.geometry
+        if not hasattr(last.storage, "delta_nats"):
+            raise ValueError(f"method {type(last.storage).__name__}: has no margin per head (delta_nats)")
         if not ledgers:
-            shape = (geometry.batch_size, geometry.num_kv_heads, geometry.num_query_heads)
-            ledgers = [Ledger(*shape, geometry.device, last.storage.rows.active) for _ in margins]
-            values = torch.zeros(4, len(margins), geometry.num_query_heads, dtype=torch.float64)
-        assert values is not None
-        kept = cast(MarginStorage, storage).delta_nats.clone()
-        reference = last.dense.select(last.q, scale)
-        exact = ExactStep(reference.scores, reference.lengths)
-        active = last.active[:, None].double()
-        for d, margin in enumerate(margins):
-            cast(MarginStorage, storage).delta_nats.fill_(margin)
-            selection = storage.select(last.q, scale)
-            alone = replace(selection, attended=selection.selected)
-            observed = torch.stack(
-                [
-                    (exact.probabilities * selection.attended).sum(dim=-1),
-                    (exact.probabilities * selection.selected).sum(dim=-1),
-                    lse_errors(exact, selection)["lse_error"].value,
-                    lse_errors(exact, alone)["lse_error"].value,
-                ]
-            )
-            values[:, d] += (observed * active).sum(dim=1).cpu()
-            scanned = selection.scanned[:, None] if selection.scanned.ndim == 1 else selection.scanned
-            union = selection.union(geometry.num_kv_heads)
-            ledgers[d].record(selection.lengths, selection.selected, union, scanned, selection.estimated)
-        cast(MarginStorage, storage).delta_nats.copy_(kept)
-        count += float(active.sum())
-    assert values is not None
+            parts = torch.tensor(margins, device=g.device).split(_margins_at_once(g))
+            rows = last.storage.rows.active
+            ledgers = [Ledger(len(p) * len(rows), g.num_kv_heads, g.num_query_heads, g.device, rows) for p in parts]
+        dense = last.dense.select(last.q, scale)
+        seen = [_at_margins(last, dense, p, ledger, scale) for p, ledger in zip(parts, ledgers, strict=True)]
+        values = values + torch.cat(seen, dim=1)
+        count += float(last.active.sum())
     assert last is not None
-    stages = [torch.stack(list(last.storage.bytes_read(ledger.counts()).values())) for ledger in ledgers]
-    read = [stage.sum(dim=(0, 1)) for stage in stages]
-    dense = last.storage.dense_bytes(ledgers[0].counts()).sum(dim=0)
-    return values, torch.stack([*read, dense]), count
+    spent = []
+    for part, ledger in zip(parts, ledgers, strict=True):
+        read = torch.stack(list(last.storage.bytes_read(ledger.counts()).values())).sum(dim=0)
+        spent.append(read.unflatten(0, (len(part), -1)).sum(dim=1))
+    whole = last.storage.dense_bytes(ledgers[0].counts()).unflatten(0, (len(parts[0]), -1))[0]
+    return values, torch.cat([*spent, whole.sum(dim=0, keepdim=True)]), count
+
+
+def _margins_at_once(geometry: LayerGeometry) -> int:
+    """Margins whose scores in float64, a dozen of them, fit into the working memory of a comparison."""
+    tokens = geometry.batch_size * geometry.num_query_heads * geometry.capacity
+    return max(1, BYTES_AT_ONCE // (96 * tokens))
+
+
+def _at_margins(step: ReplayStep, dense: Selection, margins: Tensor, ledger: Ledger, scale: float) -> Tensor:
+    """What a step keeps and loses at each margin, summed over its rows, [4, D, Hq]; what it reads goes to the ledger.
+
+    Scores do not depend on the margin: vmap computes them once for all, and one margin's rows follow another's.
+    """
+    storage, heads = step.storage, step.q.shape[1]
+
+    def at(margin: Tensor) -> dict[str, Tensor]:
+        made = copy(storage)
+        cast(MarginStorage, made).delta_nats = margin.expand(heads)
+        return selection_fields(made, step.q, scale)
+
+    fields = torch.func.vmap(at)(margins)
+    selection = Selection(**{name: value.flatten(0, 1) for name, value in fields.items()})
+    alone = replace(selection, attended=selection.selected)
+    exact = ExactStep(dense.scores.repeat(len(margins), 1, 1), dense.lengths.repeat(len(margins)))
+    observed = torch.stack(
+        [
+            (exact.probabilities * selection.attended).sum(dim=-1),
+            (exact.probabilities * selection.selected).sum(dim=-1),
+            lse_errors(exact, selection)["lse_error"].value,
+            lse_errors(exact, alone)["lse_error"].value,
+        ]
+    )
+    scanned = selection.scanned[:, None] if selection.scanned.ndim == 1 else selection.scanned
+    ledger.active = storage.rows.active.repeat(len(margins))
+    union = selection.union(storage.geometry.num_kv_heads)
+    ledger.record(selection.lengths, selection.selected, union, scanned, selection.estimated)
+    by_row = observed.unflatten(1, (len(margins), -1)) * step.active[:, None].double()
+    return by_row.sum(dim=2).cpu()
 
 
 def invert(curves: Curves, target: str, value: float, per: str) -> Tensor:

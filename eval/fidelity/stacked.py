@@ -52,14 +52,7 @@ class StackedLayers:
         RuntimeError
             From vmap, if the method looks at its layers' numbers on the host.
         """
-
-        def fields(storage: MethodLayer, q: Tensor) -> dict[str, Tensor]:
-            selection = storage.select(q, scale)
-            given = {name: value for name, value in vars(selection).items() if value is not None}
-            rows = selection.selected.shape[:2]
-            return given | {name: given[name].expand(rows) for name in _OPTIONAL_ROWS if name in given}
-
-        return Selection(**self._rows_of(fields, q))
+        return Selection(**self._rows_of(lambda storage, q: selection_fields(storage, q, scale), q))
 
     def stored_values(self, num_tokens: int) -> Tensor:
         """`MethodLayer.stored_values` of every layer, [layers * B, Hkv, num_tokens, d]."""
@@ -77,6 +70,24 @@ class StackedLayers:
             warnings.filterwarnings("ignore", message="There is a performance drop")
             results = torch.func.vmap(one_layer)(self._stacked, *by_layer)
         return {name: value.flatten(0, 1) for name, value in results.items()}
+
+
+def selection_fields(storage: MethodLayer, q: Tensor, scale: float) -> dict[str, Tensor]:
+    """What a storage selects, by the names of `Selection`'s fields, each with all of its rows: what vmap can stack.
+
+    Parameters
+    ----------
+    storage
+        One layer.
+    q
+        [B, Hq, d].
+    scale
+        Softmax scale.
+    """
+    selection = storage.select(q, scale)
+    given = {name: value for name, value in vars(selection).items() if value is not None}
+    rows = selection.selected.shape[:2]
+    return given | {name: given[name].expand(rows) for name in _OPTIONAL_ROWS if name in given}
 
 
 def signature(storage: Any) -> Any:
