@@ -57,6 +57,18 @@ class Skipped:
     """True where data are absent (the run is then partial); False where the length excludes the task."""
 
 
+def reasons(skipped: Sequence[Skipped]) -> str:
+    """Why tasks are not run, on one line that says each reason once."""
+    by_reason: dict[str, list[str]] = {}
+    for skip in skipped:
+        by_reason.setdefault(skip.reason, []).append(skip.task)
+    return "; ".join(f"{_named(tasks)}: {reason}" for reason, tasks in by_reason.items())
+
+
+def _named(tasks: Sequence[str]) -> str:
+    return ", ".join(tasks) if len(tasks) <= 3 else f"{tasks[0]} and {len(tasks) - 1} others"
+
+
 @dataclass(frozen=True)
 class Plan:
     """What a suite will run, decided before any prompt is generated or weight loaded."""

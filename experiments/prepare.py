@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from eval.models import ModelDescription, ModelSpec, describe
-from eval.records import Plan, Sample, Skipped, Suite
+from eval.records import Plan, Sample, Skipped, Suite, reasons
 from eval.suites import make_suite
 from experiments.config import RunConfig
 from experiments.defaults import fill_task
@@ -76,8 +76,7 @@ def prepare(config: RunConfig) -> Prepared:
             covers_benchmark=False,
         )
     if not plan.tasks:
-        reasons = "; ".join(f"{s.task}: {s.reason}" for s in plan.skipped)
-        raise UsageError(f"task={task['name']}: no task can be run ({reasons})")
+        raise UsageError(f"task={task['name']}: no task can be run ({reasons(plan.skipped)})")
     return Prepared(config, spec, model, task, suite, plan, samples, (*notes, *plan.notes), executor)
 
 

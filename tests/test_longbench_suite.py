@@ -10,7 +10,7 @@ from eval.data import SourceUnavailable
 from eval.longbench import LongBenchConfig, official_row
 from eval.longbench.datasets import DATASETS, EXTENDED
 from eval.longbench.rows import open_source
-from eval.records import TaskError
+from eval.records import TaskError, reasons
 from tests.longbench_data import row, suite, write, write_all
 
 SHARED = Path(__file__).parents[1] / ".." / "shared" / "data" / "longbench"
@@ -52,6 +52,16 @@ def test_plan_without_any_data_skips_everything(monkeypatch):
     assert plan.tasks == ()
     assert len(plan.skipped) == 21
     assert all(skip.source_missing and "no network" in skip.reason for skip in plan.skipped)
+    remedy = "or set task.data_dir= to a folder of LongBench's <dataset>.jsonl files, or their data.zip"
+    assert reasons(plan.skipped) == f"narrativeqa and 20 others: longbench/data: no network; {remedy}"  # said 21 times
+
+
+def test_data_that_are_none_are_refused_by_their_key(tmp_path):
+    accepted = "accepted: a folder of LongBench's <dataset>.jsonl files, or their data.zip"
+    for folder, problem in ((tmp_path / "absent", "does not exist"), (tmp_path, "no LongBench file")):
+        with pytest.raises(TaskError) as caught:
+            suite(folder).plan()
+        assert str(caught.value) == f"task.data_dir={folder}: {problem}; {accepted}"
 
 
 def test_plan_checks_the_rows_it_will_run(data):

@@ -1,6 +1,7 @@
 """What RULER plans: lengths that are too small, absent or substituted data, impossible requests."""
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -83,7 +84,8 @@ def test_length_beyond_the_context(make, pieces):
         ({"length": True}, "task.length=True"),
         ({"seed": 2**32}, "task.seed=4294967296"),
         ({"template": "llama"}, "task.template='llama': .*accepted: auto, base, "),
-        ({"data_dir": "absent"}, "task.data_dir=absent"),
+        ({"data_dir": "absent"}, "task.data_dir=absent: no such folder; accepted: a folder with one or more of squad"),
+        ({"data_dir": str(Path(__file__).parent)}, "tests: holds no file of RULER's; accepted: a folder with"),
     ],
 )
 def test_impossible_configurations(options, message):
@@ -96,8 +98,20 @@ def test_absent_sources_are_skips_marked_as_missing(make, pieces, offline):
     missing = {skip.task for skip in plan.skipped if skip.source_missing}
     assert missing == {task for task in TASKS if TASKS[task].sources}
     assert plan.tasks == ("niah_single_1", "niah_multikey_2", "niah_multikey_3", "vt", "cwe", "fwe")
-    with pytest.raises(TaskError, match=r"no RULER task can run: qa_1: .*no network"):
+    remedy = r"no network; or set task.data_dir= to a folder that holds squad.json$"
+    with pytest.raises(TaskError, match=rf"^no RULER task can run: qa_1: .*{remedy}"):
         make(pieces, length=4096, tasks=("qa_1",)).plan()
+    essays = {skip.reason for skip in plan.skipped if skip.task.startswith("niah")}
+    assert any(reason.endswith("a folder that holds PaulGrahamEssays.json") for reason in essays)
+
+
+def test_what_several_tasks_lack_is_said_once(make, pieces, offline):
+    tasks = ("niah_single_2", "niah_single_3", "niah_multikey_1", "niah_multivalue", "qa_1")
+    with pytest.raises(TaskError) as caught:
+        make(pieces, length=4096, tasks=tasks).plan()
+    said = str(caught.value)
+    assert said.count("PaulGrahamEssays.json") == said.count("squad.json") == 1
+    assert "niah_single_2 and 3 others: data cannot be had: ruler/essays: no network" in said
 
 
 def test_own_files_take_the_place_of_the_fetched_ones(make, pieces, offline, tmp_path):
@@ -123,7 +137,8 @@ def test_substitute_haystack_is_marked(make, pieces, tmp_path):
 
 def test_unreadable_data_file_is_named(make, pieces, tmp_path):
     (tmp_path / "squad.json").write_text("not json")
-    with pytest.raises(TaskError, match=r"ruler/squad: .*squad.json is not the JSON file expected"):
+    expected = r"ruler/squad: .*squad.json is not the JSON file expected here \(.*\); accepted: a JSON file laid out as"
+    with pytest.raises(TaskError, match=expected):
         make(pieces, length=4096, tasks=("qa_1",), data_dir=str(tmp_path)).plan()
 
 

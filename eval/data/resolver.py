@@ -89,7 +89,9 @@ def refetch(source: Source, *, only_if_absent: bool = False) -> None:
             for sibling in wanted:
                 store.install(folders[sibling.name], store.item_folder(sibling))
     except TimeoutError as error:
-        raise SourceUnavailable(source.name, str(error)) from None
+        raise SourceUnavailable(
+            source.name, f"{error}; let it finish or end it, or set {source.variable} to a local copy"
+        ) from None
     except OSError as error:
         raise SourceUnavailable(
             source.name,

@@ -118,7 +118,10 @@ def _load(config: LmEvalConfig) -> Any:
     try:
         return manager.load(names)
     except Exception as error:  # lm-eval, datasets, the hub client and a task's own code each raise their own
-        raise TaskError(f"task.tasks={','.join(names)}: cannot be loaded ({_one_line(error)})") from None
+        raise TaskError(
+            f"task.tasks={','.join(names)}: cannot be loaded ({_one_line(error)}); a task's data are where its YAML "
+            "says, most on the hub: check the network and the login there, or the files that the YAML names"
+        ) from None
 
 
 def _override(task: Any, name: str, config: LmEvalConfig) -> None:

@@ -40,11 +40,13 @@ def reading(file: Path | str) -> Iterator[None]:
     try:
         yield
     except UnicodeDecodeError as error:
-        raise TaskError(f"{file}: not UTF-8 text ({error.reason}, byte {error.start})") from None
+        raise TaskError(
+            f"{file}: not UTF-8 text ({error.reason}, byte {error.start}); accepted: one JSON object a line"
+        ) from None
     except OSError as error:
-        raise TaskError(f"{file}: cannot be read ({error.strerror or error})") from None
+        raise TaskError(f"{file}: cannot be read ({error.strerror or error}); accepted: a readable file") from None
     except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError) as error:
-        raise TaskError(f"{file}: cannot be unpacked ({error})") from None
+        raise TaskError(f"{file}: cannot be unpacked ({error}); accepted: a whole zip archive") from None
 
 
 def read_objects(lines: TextIO, file: Path | str, schema: Mapping[str, Kind]) -> Iterator[dict[str, Any]]:
@@ -64,7 +66,7 @@ def _parse(line: str, where: str, schema: Mapping[str, Kind]) -> dict[str, Any]:
     try:
         item = json.loads(line)
     except ValueError as error:
-        raise TaskError(f"{where}: not JSON ({error})") from None
+        raise TaskError(f"{where}: not JSON ({error}); accepted: one JSON object a line") from None
     if not isinstance(item, dict):
         raise TaskError(f"{where}: a JSON {type(item).__name__}; accepted: an object with {', '.join(schema)}")
     for name, kind in schema.items():

@@ -30,7 +30,7 @@ def make_plan(config: LongBenchConfig, source: RowSource, prompting: Prompting) 
             continue
         found, expected = source.count(file), dataset.extended_rows if config.extended else dataset.rows
         if found == 0:
-            raise TaskError(f"{source.file(file)}: holds no rows")
+            raise TaskError(f"{source.file(file)}: holds no rows; accepted: one JSON object a line")
         if found != expected:
             departures.append(f"{file}: {found} rows in the source, {expected} in the official set")
         for task, rows in select_rows(config, source, dataset).items():

@@ -15,6 +15,8 @@ from eval.longbench.datasets import DATASETS
 from eval.longbench.metrics import classification
 from eval.records import TaskError
 
+SOURCE = "a folder of LongBench's <dataset>.jsonl files, or their data.zip"
+"""What official rows are read from, in words."""
 _SCHEMA: Mapping[str, jsonl.Kind] = {
     "input": jsonl.TEXT,
     "context": jsonl.TEXT,
@@ -113,13 +115,13 @@ def open_source(path: Path) -> RowSource:
             raise TaskError(f"{path}: two files of {name}, {members[name]} and {member}; accepted: one")
         members[name] = member
     if not members:
-        raise TaskError(f"{path}: no LongBench file; accepted: a folder or a zip with <dataset>.jsonl files")
+        raise TaskError(f"{path}: no LongBench file; accepted: {SOURCE}")
     return RowSource(path, members)
 
 
 def _list(path: Path) -> list[str]:
     if not path.exists():
-        raise TaskError(f"{path}: does not exist; accepted: a folder of LongBench JSONL files or their data.zip")
+        raise TaskError(f"{path}: does not exist; accepted: {SOURCE}")
     with jsonl.reading(path):
         if path.is_dir():
             files = [*path.glob("*.jsonl"), *(path / "data").glob("*.jsonl")]

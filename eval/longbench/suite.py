@@ -19,7 +19,7 @@ from eval.longbench.datasets import BUCKETS, Dataset
 from eval.longbench.official_files import prediction_row
 from eval.longbench.planning import empty_plan, make_plan
 from eval.longbench.prompting import choose_prompting
-from eval.longbench.rows import Row, RowSource, open_source
+from eval.longbench.rows import SOURCE, Row, RowSource, open_source
 from eval.longbench.selection import bucket_tasks, select_rows, tasks_of
 from eval.records import Plan, Sample, TaskError, TaskScore
 from eval.statistics import task_score
@@ -75,7 +75,7 @@ class LongBenchSuite:
         try:
             return make_plan(self.config, self._source, self._prompting)
         except SourceUnavailable as error:
-            return empty_plan(self.config, str(error))
+            return empty_plan(self.config, f"{error}; or set task.data_dir= to {SOURCE}")
 
     def samples(self, task: str) -> Sequence[Sample]:
         """Samples of one planned task in file order, with the exact prompts.
@@ -131,7 +131,10 @@ class LongBenchSuite:
     @cached_property
     def _source(self) -> RowSource:
         if self.config.data_dir is not None:
-            return open_source(Path(self.config.data_dir).expanduser())
+            try:
+                return open_source(Path(self.config.data_dir).expanduser())
+            except TaskError as error:  # which begins with the path
+                raise TaskError(f"task.data_dir={error}") from None
         try:
             return open_source(resolve("longbench/data"))
         except SourceUnavailable:

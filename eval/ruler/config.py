@@ -9,6 +9,8 @@ from eval.records import TaskError
 from eval.ruler.tasks import TASKS
 from eval.ruler.templates import ACCEPTED
 
+DATA_FILES = ("squad.json", "hotpotqa.json", "PaulGrahamEssays.json", "english_words.json")
+"""What is looked for in ``data_dir``."""
 LARGEST_SEED = 2**32 - 1
 """Largest seed that numpy's generator takes."""
 
@@ -58,8 +60,8 @@ class RulerConfig:
             raise TaskError(f"task.template={self.template!r}: unknown template; accepted: {', '.join(ACCEPTED)}")
         if self.tasks is not None:
             _known_tasks(self.tasks)
-        if self.data_dir is not None and not Path(self.data_dir).is_dir():
-            raise TaskError(f"task.data_dir={self.data_dir}: no such folder")
+        if self.data_dir is not None:
+            _holds_data(Path(self.data_dir))
 
     @property
     def selected(self) -> tuple[str, ...]:
@@ -73,6 +75,14 @@ def _whole_number(key: str, value: object, smallest: int, largest: int | None) -
         return
     accepted = f"from {smallest} to {largest}" if largest is not None else f"of at least {smallest}"
     raise TaskError(f"task.{key}={value!r}: must be a whole number {accepted}")
+
+
+def _holds_data(folder: Path) -> None:
+    accepted = f"a folder with one or more of {', '.join(DATA_FILES)}"
+    if not folder.is_dir():
+        raise TaskError(f"task.data_dir={folder}: no such folder; accepted: {accepted}")
+    if not any((folder / name).exists() for name in DATA_FILES):  # all would be fetched, as if nothing were given
+        raise TaskError(f"task.data_dir={folder}: holds no file of RULER's; accepted: {accepted}")
 
 
 def _known_tasks(tasks: tuple[str, ...]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from eval import data
-from eval.records import Plan, Skipped, TaskError
+from eval.records import Plan, Skipped, TaskError, reasons
 from eval.ruler.essays import REPOSITORY_WORDS
 from eval.ruler.fitting import DoesNotFit
 from eval.ruler.generation import make_generator
@@ -56,7 +56,7 @@ def _refuse(length: int, skipped: list[Skipped]) -> None:
     if too_small:
         example = f"{too_small[0].task}: {too_small[0].reason}"
         raise TaskError(f"task.length={length}: too small for every task, for example {example}")
-    raise TaskError(f"no RULER task can run: {'; '.join(f'{skip.task}: {skip.reason}' for skip in skipped)}")
+    raise TaskError(f"no RULER task can run: {reasons(skipped)}")
 
 
 def _skip(suite: RulerSuite, name: str) -> Skipped | None:

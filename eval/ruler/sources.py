@@ -20,6 +20,8 @@ _ENGLISH_WORDS = "english_words.json"
 _ENGLISH_WORDS_SHA256 = "affcd6d45fdf3cc843d585c99c97ad615094e760e6c4756b654bab6c73bc2eca"
 """Of the file in RULER's repository, by its large-file pointer."""
 
+_ACCEPTED = "a JSON file laid out as RULER's own"
+
 Content = TypeVar("Content")
 
 
@@ -39,7 +41,9 @@ class Material:
             return parse(json.loads(self.path.read_text(encoding="utf-8")))
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             reason = " ".join(f"{type(error).__name__}: {error}".split())
-            raise TaskError(f"{self.name}: {self.path} is not the JSON file expected here ({reason})") from None
+            raise TaskError(
+                f"{self.name}: {self.path} is not the JSON file expected here ({reason}); accepted: {_ACCEPTED}"
+            ) from None
 
 
 class Sources:
@@ -61,12 +65,12 @@ class Sources:
         Raises
         ------
         eval.data.SourceUnavailable
-            It cannot be had here.
+            It cannot be had here; says what the user may give instead.
         """
         if name not in self._materials:
             pinned = {Path(file.name).name: file.sha256 for file in data.SOURCES[name].files}
             own = self._own(next(iter(pinned))) if len(pinned) == 1 else None
-            path = own or data.resolve(name)
+            path = own or self._resolve(name, list(pinned))
             if path.is_dir():
                 sha256, official = data.SOURCES[name].key, data.is_pinned(name, path)
             else:
@@ -74,6 +78,17 @@ class Sources:
                 official = sha256 in pinned.values()
             self._materials[name] = Material(name, path, sha256, official)
         return self._materials[name]
+
+    def _resolve(self, name: str, files: Sequence[str]) -> Path:
+        try:
+            return data.resolve(name)
+        except data.SourceUnavailable as error:
+            if len(files) > 1:  # a folder, for which a file of the user's folder cannot stand
+                raise
+            (file,) = files
+            raise data.SourceUnavailable(
+                name, f"{error.reason}; or set task.data_dir= to a folder that holds {file}"
+            ) from None
 
     @cached_property
     def _essay_text(self) -> tuple[str, bool]:
@@ -144,4 +159,4 @@ def _sha256(name: str, path: Path) -> str:
         with path.open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as error:
-        raise TaskError(f"{name}: {path} cannot be read ({error.strerror or error})") from None
+        raise TaskError(f"{name}: {path} cannot be read ({error.strerror or error}); accepted: {_ACCEPTED}") from None

@@ -74,7 +74,7 @@ class CommonWordsGenerator(SizedGenerator):
                 raise SourceUnavailable(
                     "english_words.json",
                     f"length {self.setting.length} asks for {size} distinct words, the usual list holds {len(words)}; "
-                    "give RULER's file in task.data_dir",
+                    "set task.data_dir= to a folder that holds RULER's english_words.json",
                 )
             words = self._long_list
             if size > len(words):
