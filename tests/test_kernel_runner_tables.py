@@ -36,10 +36,10 @@ def tables(outputs):
 def test_rows_of_a_run_are_shown_with_their_run(tmp_path):
     found = tables(run_folder(tmp_path, [DENSE, ROW, {**ROW, "step": ["reduce"], "time_us": 2.3}]))
     (row,) = found["kernel_latency"].rows
-    assert (row[0], [cell.value for cell in row[1]]) == ("B=1 T=16320", [31.1, 17.5])
+    assert (row[0], [cell.value for cell in row[1]]) == ("B=1 T=16320, 18 % kept", [31.1, 17.5])
     assert row[1][1].run_ids == ("ffd-kernel-1",)
-    assert found["kernel_latency"].columns == ("sdpa_flash", "ffd kept 18 %")
-    assert dict(found["kernel_speedup"].rows)["B=1 T=16320"][1].value == pytest.approx(23.2 / 17.5)
+    assert found["kernel_latency"].columns == ("sdpa_flash", "ffd")
+    assert dict(found["kernel_speedup"].rows)["B=1 T=16320, 18 % kept"][1].value == pytest.approx(23.2 / 17.5)
     assert found["kernel_stages"].columns == ("reduce",)
     assert [(name, cells[0].value) for name, cells in found["kernel_stages"].rows] == [
         ("B=1 T=16320 ffd kept 18 %", 2.3)
@@ -58,11 +58,25 @@ def test_rows_of_a_run_are_shown_with_their_run(tmp_path):
 def test_unusual_conditions_have_rows_of_their_own_and_no_place_in_the_figures(tmp_path, changes, where):
     outputs = run_folder(tmp_path, [DENSE, ROW, {**ROW, **changes, "time_us": 99.0}])
     latency = tables(outputs)["kernel_latency"]
-    assert [name for name, _ in latency.rows] == ["B=1 T=16320", where]
+    where += "" if changes.get("trace") else ", 18 % kept"
+    assert [name for name, _ in latency.rows] == ["B=1 T=16320, 18 % kept", where]
     assert {cell.value for cell in dict(latency.rows)[where]} == {None, 99.0}
     drawn = {figure.name: figure for figure in build_figures(outputs)}
     for name in ("kernel_latency", "kernel_roofline"):
         assert 99.0 not in {y for series in drawn[name].series for y in series.y}
+
+
+def test_a_share_is_a_row_and_dense_stands_beside_each(tmp_path):
+    # With eight methods at five shares one column each had made 45.
+    rows = [{**ROW, "method": name, "kept_target": kept, "time_us": 10.0 + kept}
+            for name in ("quest", "ffd") for kept in (1.0, 0.02)]  # fmt: skip
+    latency = tables(run_folder(tmp_path, [DENSE, *rows, {**DENSE, "method": "kivi", "time_us": 50.0}]))[
+        "kernel_latency"
+    ]
+    assert latency.columns == ("sdpa_flash", "quest", "ffd", "kivi")
+    assert [(name, [cell.value for cell in cells]) for name, cells in latency.rows] == [
+        ("B=1 T=16320, 2 % kept", [31.1, 10.02, 10.02, 50.0]), ("B=1 T=16320, 100 % kept", [31.1, 11.0, 11.0, 50.0]),
+    ]  # fmt: skip
 
 
 def test_interpreted_times_are_no_times(tmp_path):
@@ -77,7 +91,7 @@ def test_the_component_grid_has_a_table_of_its_own(tmp_path):
         for time, (rule, path) in enumerate([("topdelta", "fused"), ("topk", "fused"), ("topk", "decoupled")], 40)
     ]
     found = tables(run_folder(tmp_path, [DENSE, ROW, *grid, {**ROW, "T": 65472}]))
-    assert found["kernel_latency"].columns == ("sdpa_flash", "ffd kept 18 %")
+    assert found["kernel_latency"].columns == ("sdpa_flash", "ffd")
     assert len({cell.reason for cell in found["kernel_latency"].cells if cell.value is None}) == 1
     assert [(name, [cell.value for cell in cells]) for name, cells in found["kernel_components"].rows] == [
         ("B=1 T=16320, 2 bit, fused", [40.0, 41.0, None]),

@@ -56,18 +56,25 @@ def _gain(timing: Timing) -> tuple[float, dict[str, Any]]:
 def _grid(
     name: str, title: str, timings: Sequence[Timing], value: Value, digits: int, notes: Sequence[str] = ()
 ) -> Table:
-    """Shapes down, methods across."""
+    """Shapes and kept shares down, methods across; what reads everything stands beside every share of its shape."""
     usual = usual_geometry(timings)
-    cells: dict[str, dict[str, Cell]] = {}
+    selecting = {t.row["method"] for t in timings if t.row.get("kept_target") not in (None, 1.0)}
     columns: dict[str, None] = {}
-    for column, timing in zip(timing_labels(timings), timings, strict=True):
-        columns[column] = None
+    cells: dict[str, dict[float | None, dict[str, Cell]]] = {}
+    for timing in timings:
+        method, target = timing.row["method"], timing.row.get("kept_target")
+        columns[method] = None
+        own = cells.setdefault(place(timing.row, usual), {}).setdefault(target if method in selecting else None, {})
         number, beside = value(timing)
-        own = cells.setdefault(place(timing.row, usual), {})
-        own.setdefault(column, Cell(number, digits, run_ids=(timing.origin,), **beside))
+        own.setdefault(method, Cell(number, digits, run_ids=(timing.origin,), **beside))
     missing = Cell(marks=("missing",), reason="not every method was timed at every shape and share")
-    rows = tuple((where, tuple(own.get(column, missing) for column in columns)) for where, own in cells.items())
-    return Table(name, title, tuple(columns), rows, heading(timings, usual), tuple(notes))
+    rows = []
+    for where, shares in cells.items():
+        always = shares.pop(None, {})
+        for share, own in sorted(shares.items()) or [(None, {})]:
+            shown = where if share is None else f"{where}, {100 * share:g} % kept"
+            rows.append((shown, tuple((always | own).get(column, missing) for column in columns)))
+    return Table(name, title, tuple(columns), tuple(rows), heading(timings, usual), tuple(notes))
 
 
 def _launches(timings: Sequence[Timing]) -> Table:
