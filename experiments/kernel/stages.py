@@ -17,7 +17,7 @@ from ffd.methods.dense import Dense
 from ffd.methods.ffd import FFD
 
 if TYPE_CHECKING:
-    from ffd.kernels.ffd_scan import ScanScratch
+    from ffd.kernels.ffd_scratch import FFDScratch
 
 Launch = Callable[[Any, Step], object]
 
@@ -39,11 +39,11 @@ class Stage:
         return shape.B * shape.T * shape.Hkv * shape.d * (self.all_bytes + kept * self.kept_bytes)
 
 
-def _scratch(layer: Any) -> ScanScratch:
-    from ffd.kernels.ffd_scan import ScanScratch
+def _scratch(layer: Any) -> FFDScratch:
+    from ffd.kernels.ffd_scratch import FFDScratch
     from ffd.kernels.launch import scratch_of
 
-    return scratch_of(layer.ledger, lambda: ScanScratch.allocate(layer))
+    return scratch_of(layer.ledger, lambda: FFDScratch.allocate(layer))
 
 
 def _scan(layer: Any, step: Step) -> None:
@@ -53,20 +53,29 @@ def _scan(layer: Any, step: Step) -> None:
     ffd_scan(layer, step.q, step.scale, _scratch(layer), token)
 
 
+def _keep(layer: Any, step: Step) -> None:
+    from ffd.kernels.ffd_keep import ffd_keep
+
+    scratch = _scratch(layer)
+    ffd_keep(layer, scratch, scratch.kept)
+
+
 def _attend(layer: Any, step: Step) -> None:
     from ffd.kernels.ffd_attend import ffd_attend
 
-    ffd_attend(layer, step.q, step.scale, _scratch(layer))
+    scratch = _scratch(layer)
+    ffd_attend(layer, step.q, step.scale, scratch, scratch.kept)
 
 
 def _reduce(layer: Any, step: Step) -> None:
-    from ffd.kernels.split_reduce import split_reduce
+    from ffd.kernels.ffd_reduce import ffd_reduce
 
-    split_reduce(_scratch(layer).partials, torch.empty_like(step.q))
+    ffd_reduce(_scratch(layer), torch.empty_like(step.q))
 
 
 _FFD = (
     Stage("append threshold scan", _scan, kept_bytes=0.0, all_bytes=34 / 128),
+    Stage("keep", _keep, kept_bytes=0.0, all_bytes=0.0),
     Stage("tail attend", _attend, kept_bytes=3.0, all_bytes=0.0),
     Stage("reduce", _reduce, kept_bytes=0.0, all_bytes=0.0),
 )

@@ -1,9 +1,10 @@
 """FFD decode: append, scan, selection and attention of one token, for all lengths up to capacity.
 
-Three launches: `ffd_scan` stores the token and scores the 2-bit thumbnails, `ffd_attend` tests their maxima against
-``pseudo_max - delta`` and attends to what is kept, `split_reduce` combines the splits. A launch boundary is
-the cheapest grid-wide barrier (about 1 us inside a graph) and lets each stage have tiles and warps of its
-own. Little crosses it: a maximum per sub-block, a zero point per block, partial outputs.
+Four launches: `ffd_scan` stores the token and scores the 2-bit thumbnails, `ffd_keep` tests their maxima against
+``pseudo_max - delta`` and lists what is kept, `ffd_attend` attends to it, its work shared out evenly over all kv
+heads, `ffd_reduce` combines the parts. A launch boundary is the cheapest grid-wide barrier (about 1 us inside a
+graph) and lets each stage have tiles and warps of its own. Little crosses it: a maximum per sub-block, a zero point
+per block, the list, partial outputs.
 """
 
 from __future__ import annotations
@@ -14,9 +15,11 @@ import torch
 from torch import Tensor
 
 from ffd.kernels.ffd_attend import ffd_attend
-from ffd.kernels.ffd_scan import ScanScratch, ffd_scan
+from ffd.kernels.ffd_keep import ffd_keep
+from ffd.kernels.ffd_reduce import ffd_reduce
+from ffd.kernels.ffd_scan import ffd_scan
+from ffd.kernels.ffd_scratch import FFDScratch
 from ffd.kernels.launch import scratch_of
-from ffd.kernels.split_reduce import split_reduce
 
 if TYPE_CHECKING:
     from ffd.ffd_layer import FFDLayer
@@ -55,20 +58,19 @@ def ffd_decode(
         out [B, Hq, d] in the dtype of ``q``, then what was asked for.
     """
     q = q.contiguous()
-    scratch = scratch_of(layer.ledger, lambda: ScanScratch.allocate(layer))
-    ffd_scan(layer, q, scale, scratch, token)
-    units = layer.codes.shape[2] // layer.method.test_size
+    scratch = scratch_of(layer.ledger, lambda: FFDScratch.allocate(layer))
     g = layer.geometry
     logsumexp = torch.empty(q.shape[:2], dtype=torch.float32, device=q.device) if return_logsumexp else None
-    kept = (
-        torch.zeros(g.batch_size, g.num_kv_heads, units, g.group_size, dtype=torch.uint8, device=q.device)
-        if return_kept
-        else None
-    )
+    kept = scratch.kept
+    if return_kept:
+        units = layer.codes.shape[2] // layer.method.test_size
+        kept = torch.zeros(g.batch_size, g.num_kv_heads, units, g.group_size, dtype=torch.uint8, device=q.device)
+    ffd_scan(layer, q, scale, scratch, token)
+    ffd_keep(layer, scratch, kept)
     ffd_attend(layer, q, scale, scratch, kept)
     out = torch.empty_like(q)
-    split_reduce(scratch.partials, out, logsumexp)
+    ffd_reduce(scratch, out, logsumexp)
     extras = [] if logsumexp is None else [logsumexp]
-    if kept is not None:
+    if return_kept and kept is not None:
         extras.append(kept.bool())
     return (out, *extras) if extras else out

@@ -10,10 +10,8 @@ step's token. Nobody waits for them: its block is scanned from the next step on,
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -28,23 +26,13 @@ from ffd.kernels.ffd_near import (
     near_scores,
     tail_scores,
 )
-from ffd.kernels.launch import (
-    ATTEND_PROGRAMS,
-    SCAN_REGISTERS,
-    SCAN_STAGES,
-    SCAN_TILE,
-    SCAN_WARPS,
-    Partials,
-    compute_dtype,
-    hardware,
-    padded,
-)
+from ffd.kernels.ffd_scratch import FFDScratch, near_tile, near_tiles, scan_workers
+from ffd.kernels.launch import SCAN_REGISTERS, SCAN_STAGES, SCAN_TILE, compute_dtype, hardware, padded
 from ffd.kernels.unpack import CONVERTED_UNIT, NO_RESIDUAL, RESIDUAL_KINDS, SUBNORMAL_UNIT
 from ffd.quantization import LEVEL_STEP
 
 if TYPE_CHECKING:
     from ffd.ffd_layer import FFDLayer
-    from ffd.methods.ffd import FFD
 
 
 @triton.jit
@@ -190,71 +178,8 @@ def _ffd_scan_kernel(
                         tl.store(unit_max_ptr + o_u[:, None] * G + o_g[None, :], scores, mask=(o_g < G)[None, :])
 
 
-def near_tile(method: FFD) -> int:
-    """Tokens of a near piece: what one warp takes at once, within a sub-block."""
-    return min(32, method.test_size)
-
-
-def near_tiles(method: FFD) -> tuple[int, int]:
-    """Tiles that may hold sink tokens and tiles that may hold local ones (a window may straddle one more)."""
-    tile = near_tile(method)
-    return triton.cdiv(method.n_sink, tile), triton.cdiv(method.n_local, tile) + 1
-
-
-def scan_workers(device: torch.device) -> int:
-    """Scan programs that run at once; a head may need one more for its odd blocks."""
-    return SCAN_WARPS * hardware(device).multiprocessors
-
-
-@dataclass(frozen=True)
-class ScanScratch:
-    """What one FFD step hands from launch to launch."""
-
-    unit_max: Tensor
-    """float32 [B * Hkv, units, G]: largest thumbnail score of each unit, log2 units; stale beyond the length."""
-    unit: int
-    """Tokens of a unit: a sub-block, or the half of one."""
-    parts: int
-    """Pieces of a block that different scan programs take."""
-    zero_point: Tensor
-    """float32 [B * Hkv, blocks, G]: ``3 * sum(q * half_step)``, log2 units, to be subtracted from code products."""
-    near_max: Tensor
-    """float32 [B * Hkv, pieces, G]: parts of the pseudo-maximum, log2 units; -inf where a piece holds no near token."""
-    kept_list: Tensor
-    """int32 [B * Hkv, splits, list_size]: tiles of kept sub-blocks, dealt out to the splits."""
-    partials: Partials
-
-    @classmethod
-    def allocate(cls, layer: FFDLayer) -> ScanScratch:
-        """For a layer's capacity; `ATTEND_PROGRAMS` per multiprocessor."""
-        g, m = layer.geometry, layer.method
-        row_heads = g.batch_size * g.num_kv_heads
-        tokens = layer.codes.shape[2]
-        # Where warps are plenty, two share a block: its scan is a matter of latency then.
-        halves = m.block_size // 2 >= SCAN_TILE and 2 * row_heads * tokens // m.block_size <= scan_workers(g.device)
-        unit = min(m.test_size, m.block_size // 2) if halves else m.test_size
-        units = tokens // m.test_size
-        # One wave. Of many programs a head's tail is one; of few, the slot that its short program soon leaves is
-        # better used again by a split.
-        slots = ATTEND_PROGRAMS * hardware(g.device).multiprocessors // row_heads
-        splits = max(1, min(slots - 1 if slots > 8 else slots, units))
-
-        def empty(*shape: int, dtype: torch.dtype) -> Tensor:
-            return torch.empty(row_heads, *shape, dtype=dtype, device=g.device)
-
-        return cls(
-            unit_max=empty(tokens // unit, g.group_size, dtype=torch.float32),
-            unit=unit,
-            parts=2 if halves else 1,
-            zero_point=empty(layer.half_step.shape[2], g.group_size, dtype=torch.float32),
-            near_max=empty(sum(near_tiles(m)), g.group_size, dtype=torch.float32),
-            kept_list=empty(splits, triton.cdiv(tokens // 16, splits), dtype=torch.int32),
-            partials=Partials.allocate(row_heads, splits + 1, g.group_size, g.head_dim, g.device),
-        )
-
-
 def ffd_scan(
-    layer: FFDLayer, q: Tensor, scale: float, scratch: ScanScratch, token: tuple[Tensor, Tensor] | None = None
+    layer: FFDLayer, q: Tensor, scale: float, scratch: FFDScratch, token: tuple[Tensor, Tensor] | None = None
 ) -> None:
     """Launch the scan: q [B, Hq, d] contiguous; fills ``scratch.unit_max`` and ``scratch.near_max``.
 
