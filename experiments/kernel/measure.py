@@ -103,7 +103,7 @@ class PointRun:
         return any(name not in self.done for name in wanted)
 
     def _stages(self, entry: Entry) -> tuple[Stage, ...]:
-        return stages(entry.method) if self.point.stages else ()
+        return stages(entry.method, self.shape) if self.point.stages else ()
 
     def _fill(self, entry: Entry) -> Filled:
         if self.captured is None:

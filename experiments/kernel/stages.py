@@ -73,17 +73,22 @@ def _reduce(layer: Any, step: Step) -> None:
     ffd_reduce(_scratch(layer), torch.empty_like(step.q))
 
 
+_LIST = Stage("list", _keep, kept_bytes=0.0, all_bytes=0.0)
 _FFD = (
     Stage("append threshold scan", _scan, kept_bytes=0.0, all_bytes=34 / 128),
-    Stage("keep", _keep, kept_bytes=0.0, all_bytes=0.0),
     Stage("tail attend", _attend, kept_bytes=3.0, all_bytes=0.0),
     Stage("reduce", _reduce, kept_bytes=0.0, all_bytes=0.0),
 )
 
 
-def stages(method: Method) -> tuple[Stage, ...]:
+def stages(method: Method, shape: Shape) -> tuple[Stage, ...]:
     """Launches of a method's fused step that can be timed alone."""
-    return _FFD if isinstance(method, FFD) else ()
+    if not isinstance(method, FFD):
+        return ()
+    from ffd.kernels.ffd_scratch import shares_tiles
+
+    scan, *rest = _FFD
+    return (scan, _LIST, *rest) if shares_tiles(method, shape.B * shape.Hkv, shape.T) else _FFD
 
 
 def whole_step(method: Method, shape: Shape) -> str:

@@ -1,10 +1,10 @@
 """FFD decode: append, scan, selection and attention of one token, for all lengths up to capacity.
 
-Four launches: `ffd_scan` stores the token and scores the 2-bit thumbnails, `ffd_keep` tests their maxima against
-``pseudo_max - delta`` and lists what is kept, `ffd_attend` attends to it, its work shared out evenly over all kv
-heads, `ffd_reduce` combines the parts. A launch boundary is the cheapest grid-wide barrier (about 1 us inside a
-graph) and lets each stage have tiles and warps of its own. Little crosses it: a maximum per sub-block, a zero point
-per block, the list, partial outputs.
+Three launches: `ffd_scan` stores the token and scores the 2-bit thumbnails, `ffd_attend` tests their maxima against
+``pseudo_max - delta`` and attends to what is kept, a reduction combines the parts. Where there is much to do,
+`ffd_keep` makes the test in a launch of its own, so that the work can be shared out evenly over all kv heads. A
+launch boundary is the cheapest grid-wide barrier (1 to 2 us inside a graph) and lets each stage have tiles and warps
+of its own. Little crosses it: a maximum per sub-block, a zero point per block, the list, partial outputs.
 """
 
 from __future__ import annotations
@@ -66,7 +66,8 @@ def ffd_decode(
         units = layer.codes.shape[2] // layer.method.test_size
         kept = torch.zeros(g.batch_size, g.num_kv_heads, units, g.group_size, dtype=torch.uint8, device=q.device)
     ffd_scan(layer, q, scale, scratch, token)
-    ffd_keep(layer, scratch, kept)
+    if scratch.shared:
+        ffd_keep(layer, scratch, kept)
     ffd_attend(layer, q, scale, scratch, kept)
     out = torch.empty_like(q)
     ffd_reduce(scratch, out, logsumexp)

@@ -40,14 +40,15 @@ def load_query_planes(q_ptr, scale_log2, G, D: tl.constexpr, GP: tl.constexpr, D
 
 
 @triton.jit
-def load_half_steps(half_step_ptr, D: tl.constexpr, DQP: tl.constexpr):
-    """One block's half steps, four fp16 [DQP]."""
-    o_c = tl.arange(0, DQP)
+def load_half_steps(half_step_ptr, D: tl.constexpr, GP: tl.constexpr, DQP: tl.constexpr):
+    """One block's half steps for every column, four fp16 [DQP, GP], loaded as `load_query_planes` lays planes out."""
+    o_c = tl.arange(0, DQP)[:, None] + tl.zeros([1, GP], tl.int32)
+    p_h = half_step_ptr + o_c
     m_c = o_c < D // 4
-    h0 = tl.load(half_step_ptr + o_c, mask=m_c, other=0.0)
-    h1 = tl.load(half_step_ptr + D // 4 + o_c, mask=m_c, other=0.0)
-    h2 = tl.load(half_step_ptr + 2 * (D // 4) + o_c, mask=m_c, other=0.0)
-    h3 = tl.load(half_step_ptr + 3 * (D // 4) + o_c, mask=m_c, other=0.0)
+    h0 = tl.load(p_h, mask=m_c, other=0.0)
+    h1 = tl.load(p_h + D // 4, mask=m_c, other=0.0)
+    h2 = tl.load(p_h + 2 * (D // 4), mask=m_c, other=0.0)
+    h3 = tl.load(p_h + 3 * (D // 4), mask=m_c, other=0.0)
     return h0, h1, h2, h3
 
 
@@ -57,10 +58,10 @@ def block_operand(q0, q1, q2, q3, h0, h1, h2, h3, PTX: tl.constexpr):
 
     The sum over channels is left to the tensor cores too: a row of constants that undo the planes' gains.
     """
-    a0 = half_product(q0, tl.broadcast_to(h0[:, None], q0.shape), PTX)
-    a1 = half_product(q1, tl.broadcast_to(h1[:, None], q1.shape), PTX)
-    a2 = half_product(q2, tl.broadcast_to(h2[:, None], q2.shape), PTX)
-    a3 = half_product(q3, tl.broadcast_to(h3[:, None], q3.shape), PTX)
+    a0 = half_product(q0, h0, PTX)
+    a1 = half_product(q1, h1, PTX)
+    a2 = half_product(q2, h2, PTX)
+    a3 = half_product(q3, h3, PTX)
     threes = tl.dot(tl.full([16, q0.shape[0]], 0.75, tl.float16), a0)
     threes = tl.dot(tl.full([16, q0.shape[0]], 3.0, tl.float16), a1, threes)
     threes = tl.dot(tl.full([16, q0.shape[0]], 12.0, tl.float16), a2, threes)
@@ -69,15 +70,16 @@ def block_operand(q0, q1, q2, q3, h0, h1, h2, h3, PTX: tl.constexpr):
 
 
 @triton.jit
-def code_products(
-    codes_ptr, a0, a1, a2, a3,
-    D: tl.constexpr, DQP: tl.constexpr, TILE: tl.constexpr, PTX: tl.constexpr, SUBNORMAL: tl.constexpr,
-):  # fmt: skip
-    """``sum(u * q * h)`` of TILE consecutive tokens, fp32 [TILE, GP], in units of `code_unit`."""
-    o_t = tl.arange(0, TILE)
+def load_codes(codes_ptr, D: tl.constexpr, DQP: tl.constexpr, TILE: tl.constexpr):
+    """TILE consecutive tokens' bytes of four codes, [TILE, DQP]."""
     o_c = tl.arange(0, DQP)
-    # [TILE, DQP] bytes of four codes
-    b_packed = tl.load(codes_ptr + o_t[:, None] * (D // 4) + o_c[None, :], mask=(o_c < D // 4)[None, :], other=0)
+    p_codes = codes_ptr + tl.arange(0, TILE)[:, None] * (D // 4) + o_c[None, :]
+    return tl.load(p_codes, mask=(o_c < D // 4)[None, :], other=0)
+
+
+@triton.jit
+def code_products(b_packed, a0, a1, a2, a3, PTX: tl.constexpr, SUBNORMAL: tl.constexpr):
+    """``sum(u * q * h)`` of the tokens of `load_codes`, fp32 [TILE, GP], in units of `code_unit`."""
     wide = widen_codes(b_packed, PTX)
     acc = tl.dot(code_plane(wide, 0, PTX, SUBNORMAL), a0)
     acc = tl.dot(code_plane(wide, 1, PTX, SUBNORMAL), a1, acc)
@@ -86,33 +88,46 @@ def code_products(
 
 
 @triton.jit
-def refined_scores(
-    q_ptr, residual_ptr, a0, a1, a2, a3, scale_log2, G,
-    D: tl.constexpr, GP: tl.constexpr, DP: tl.constexpr, DQP: tl.constexpr, TILE: tl.constexpr,
-    RESIDUAL: tl.constexpr, COMPUTE: tl.constexpr, PTX: tl.constexpr,
-):  # fmt: skip
-    """What the residuals of TILE tokens add to their scores, or the scores of exact keys, fp32 [TILE, GP]."""
-    o_t = tl.arange(0, TILE)
+def load_residual(
+    residual_ptr, D: tl.constexpr, DP: tl.constexpr, DQP: tl.constexpr, TILE: tl.constexpr, RESIDUAL: tl.constexpr
+):
+    """What is stored beside the codes of TILE tokens: int8 in quarters [TILE, DQP], else whole [TILE, DP]."""
+    o_t = tl.arange(0, TILE)[:, None]
     if RESIDUAL == INT8:
-        o_c = tl.arange(0, DQP)
-        m_c = (o_c < D // 4)[None, :]
-        p_r = residual_ptr + o_t[:, None] * D + o_c[None, :]
-        fine = tl.dot(int8_to_half(tl.load(p_r, mask=m_c, other=0), 0, PTX), a0)
-        fine = tl.dot(int8_to_half(tl.load(p_r + D // 4, mask=m_c, other=0), 1, PTX), a1, fine)
-        fine = tl.dot(int8_to_half(tl.load(p_r + 2 * (D // 4), mask=m_c, other=0), 2, PTX), a2, fine)
-        fine = tl.dot(int8_to_half(tl.load(p_r + 3 * (D // 4), mask=m_c, other=0), 3, PTX), a3, fine)
+        o_c = tl.arange(0, DQP)[None, :]
+        p_r = residual_ptr + o_t * D + o_c
+        r0 = tl.load(p_r, mask=o_c < D // 4, other=0)
+        r1 = tl.load(p_r + D // 4, mask=o_c < D // 4, other=0)
+        r2 = tl.load(p_r + 2 * (D // 4), mask=o_c < D // 4, other=0)
+        r3 = tl.load(p_r + 3 * (D // 4), mask=o_c < D // 4, other=0)
+        return r0, r1, r2, r3
+    else:
+        o_d = tl.arange(0, DP)[None, :]
+        return (tl.load(residual_ptr + o_t * D + o_d, mask=o_d < D, other=0),)
+
+
+@triton.jit
+def refined_scores(
+    q_ptr, residual, a0, a1, a2, a3, scale_log2, G,
+    D: tl.constexpr, GP: tl.constexpr, DP: tl.constexpr, RESIDUAL: tl.constexpr, COMPUTE: tl.constexpr,
+    PTX: tl.constexpr,
+):  # fmt: skip
+    """What the residuals of `load_residual` add to their tokens' scores, or exact keys' scores, fp32 [TILE, GP]."""
+    if RESIDUAL == INT8:
+        fine = tl.dot(int8_to_half(residual[0], 0, PTX), a0)
+        fine = tl.dot(int8_to_half(residual[1], 1, PTX), a1, fine)
+        fine = tl.dot(int8_to_half(residual[2], 2, PTX), a2, fine)
+        fine = tl.dot(int8_to_half(residual[3], 3, PTX), a3, fine)
         return fine * RESIDUAL_STEP
     else:
         o_g = tl.arange(0, GP)
         o_d = tl.arange(0, DP)
-        m_d = o_d < D
         p_q = q_ptr + o_g[None, :] * D + o_d[:, None]
-        b_q = tl.load(p_q, mask=(o_g < G)[None, :] & m_d[:, None], other=0.0).to(COMPUTE)
-        b_k = tl.load(residual_ptr + o_t[:, None] * D + o_d[None, :], mask=m_d[None, :], other=0)
+        b_q = tl.load(p_q, mask=(o_g < G)[None, :] & (o_d < D)[:, None], other=0.0).to(COMPUTE)
         if RESIDUAL == E4M3:
-            return tl.dot(e4m3_to_half(b_k).to(COMPUTE), b_q, input_precision="ieee") * (scale_log2 * 256.0)
+            return tl.dot(e4m3_to_half(residual[0]).to(COMPUTE), b_q, input_precision="ieee") * (scale_log2 * 256.0)
         else:
-            return tl.dot(b_k.to(COMPUTE), b_q, input_precision="ieee") * scale_log2
+            return tl.dot(residual[0].to(COMPUTE), b_q, input_precision="ieee") * scale_log2
 
 
 @triton.jit
@@ -122,17 +137,20 @@ def near_scores(
     RESIDUAL: tl.constexpr, COMPUTE: tl.constexpr, PTX: tl.constexpr, SUBNORMAL: tl.constexpr,
 ):  # fmt: skip
     """Scores [TILE, GP] of quantised tokens as the pseudo-maximum takes them: refined, unless RESIDUAL says none."""
+    # All loads first: an operand's change of layout between them would cost a memory latency.
     q0, q1, q2, q3 = load_query_planes(q_ptr, scale_log2, G, D, GP, DQP)
-    h0, h1, h2, h3 = load_half_steps(half_step_ptr, D, DQP)
+    h0, h1, h2, h3 = load_half_steps(half_step_ptr, D, GP, DQP)
+    if RESIDUAL != EXACT:
+        b_packed = load_codes(codes_ptr, D, DQP, TILE)
+    if RESIDUAL != NO_RESIDUAL:
+        residual = load_residual(residual_ptr, D, DP, DQP, TILE, RESIDUAL)
     a0, a1, a2, a3, zero_point = block_operand(q0, q1, q2, q3, h0, h1, h2, h3, PTX)
     scores = tl.zeros([TILE, GP], tl.float32)
     if RESIDUAL != EXACT:
-        products = code_products(codes_ptr, a0, a1, a2, a3, D, DQP, TILE, PTX, SUBNORMAL)
+        products = code_products(b_packed, a0, a1, a2, a3, PTX, SUBNORMAL)
         scores += products * (SUBNORMAL_UNIT if SUBNORMAL else CONVERTED_UNIT) - zero_point[None, :]
     if RESIDUAL != NO_RESIDUAL:
-        scores += refined_scores(
-            q_ptr, residual_ptr, a0, a1, a2, a3, scale_log2, G, D, GP, DP, DQP, TILE, RESIDUAL, COMPUTE, PTX
-        )
+        scores += refined_scores(q_ptr, residual, a0, a1, a2, a3, scale_log2, G, D, GP, DP, RESIDUAL, COMPUTE, PTX)
     return scores
 
 

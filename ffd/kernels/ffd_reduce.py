@@ -11,6 +11,7 @@ from torch import Tensor
 from ffd.kernels.common import LN_2, follow_previous_launch
 from ffd.kernels.ffd_attend import tiles_before
 from ffd.kernels.launch import hardware, padded
+from ffd.kernels.split_reduce import split_reduce
 
 if TYPE_CHECKING:
     from ffd.kernels.ffd_scratch import FFDScratch
@@ -61,6 +62,9 @@ def _ffd_reduce_kernel(
 
 def ffd_reduce(scratch: FFDScratch, out: Tensor, logsumexp: Tensor | None = None) -> None:
     """Write out [B, Hq, d] and, if given, logsumexp float32 [B, Hq] (natural units) from a step's partials."""
+    if not scratch.shared:
+        split_reduce(scratch.partials, out, logsumexp)
+        return
     gpu = hardware(out.device)
     row_heads, group, d = scratch.tiles.shape[0], scratch.partials.acc.shape[2], out.shape[2]
     heads = row_heads * group

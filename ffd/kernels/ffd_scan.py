@@ -21,6 +21,7 @@ from ffd.kernels.ffd_append import append_programs, append_token, contiguous_cha
 from ffd.kernels.ffd_near import (
     block_operand,
     code_products,
+    load_codes,
     load_half_steps,
     load_query_planes,
     near_scores,
@@ -149,10 +150,10 @@ def _ffd_scan_kernel(
         if OLD_LENGTHS:
             first_token = first_slot * BLOCK + first % PARTS * (BLOCK // PARTS)
             prefetch_to_l2(codes_ptr + first_token * (D // 4), BLOCK // PARTS * (D // 4))
-            h0, h1, h2, h3 = load_half_steps(half_step_ptr + first_slot * D, D, DQP)
+            h0, h1, h2, h3 = load_half_steps(half_step_ptr + first_slot * D, D, GP, DQP)
             follow_previous_launch(PDL)
         else:
-            h0, h1, h2, h3 = load_half_steps(half_step_ptr + first_slot * D, D, DQP)
+            h0, h1, h2, h3 = load_half_steps(half_step_ptr + first_slot * D, D, GP, DQP)
         if first < complete:
             q0, q1, q2, q3 = load_query_planes(q_ptr + row_head * G * D, scale_log2, G, D, GP, DQP)
             # Half steps are too small for the asynchronous copies of Triton's pipeline: prefetched by hand.
@@ -160,12 +161,12 @@ def _ffd_scan_kernel(
                 slot = row_head * num_blocks + piece // PARTS
                 a0, a1, a2, a3, zero_point = block_operand(q0, q1, q2, q3, h0, h1, h2, h3, PTX)
                 following = row_head * num_blocks + tl.minimum(piece + stride, complete - 1) // PARTS
-                h0, h1, h2, h3 = load_half_steps(half_step_ptr + following * D, D, DQP)
+                h0, h1, h2, h3 = load_half_steps(half_step_ptr + following * D, D, GP, DQP)
                 tl.store(zero_point_ptr + slot * G + o_g, zero_point, mask=o_g < G)
                 token = slot * BLOCK + piece % PARTS * (BLOCK // PARTS)
                 for part in tl.static_range(BLOCK // PARTS // TILE):
-                    p_codes = codes_ptr + (token + part * TILE) * (D // 4)
-                    products = code_products(p_codes, a0, a1, a2, a3, D, DQP, TILE, PTX, SUBNORMAL)
+                    b_packed = load_codes(codes_ptr + (token + part * TILE) * (D // 4), D, DQP, TILE)
+                    products = code_products(b_packed, a0, a1, a2, a3, PTX, SUBNORMAL)
                     if part * TILE % SUB == 0:
                         tops = products
                     else:

@@ -15,6 +15,7 @@ from ffd.kernels.launch import (
     ATTEND_TILE,
     SCAN_TILE,
     SCAN_WARPS,
+    SHARED_UNITS,
     Partials,
     fit_tile,
     hardware,
@@ -40,6 +41,11 @@ def near_tiles(method: FFD) -> tuple[int, int]:
 def scan_workers(device: torch.device) -> int:
     """Scan programs that run at once; a head may need one more for its odd blocks."""
     return SCAN_WARPS * hardware(device).multiprocessors
+
+
+def shares_tiles(method: FFD, row_heads: int, tokens: int) -> bool:
+    """Whether a layer's kept tiles are listed by a launch of its own; ``tokens`` that one of its rows can hold."""
+    return method.select_per == "head" or row_heads * (tokens // method.test_size) > SHARED_UNITS
 
 
 def attend_tile(layer: FFDLayer) -> tuple[int, int]:
@@ -68,49 +74,61 @@ class FFDScratch:
     near_max: Tensor
     """float32 [R, pieces, G]: parts of the pseudo-maximum, log2 units; -inf where a piece holds no near token."""
     tile: int
-    """Tokens of a tile of the list."""
+    """Tokens of a tile of a list."""
     buffers: int
     """Tiles in flight per attending program."""
+    shared: bool
+    """Whether `ffd_keep` lists each head's tiles once, for all programs to share out; else each lists its own."""
+    workers: int
+    """Attending programs beside a tail's one: for all kv heads together if shared, else for each."""
     kept_list: Tensor
-    """int32 [R, tiles of the capacity]: tiles of kept sub-blocks."""
+    """int32 [R, tiles] if shared, else [R, workers, tiles each]: tiles of kept sub-blocks."""
     tiles: Tensor
-    """int32 [R]: how many are listed."""
+    """int32 [R]: how many are listed, if shared."""
     kept: Tensor | None
     """uint8 [R, sub-blocks, G]: for which heads each passes, where every head attends to its own."""
-    workers: int
-    """Attending programs that share out the tiles of all kv heads; each head's tail has one more program."""
     partials: Partials
-    """[1, workers + 2 R, G]: worker w's part of head r at ``w + r``, the tail of r at ``workers + R + r``."""
+    """If shared [1, workers + 2 R, G]: worker w's part of head r at ``w + r``, the tail of r at ``workers + R + r``.
+    Else [R, 1 + workers, G]: the tail's part first."""
 
     @classmethod
-    def allocate(cls, layer: FFDLayer) -> FFDScratch:
-        """For a layer's capacity."""
+    def allocate(cls, layer: FFDLayer, shared: bool | None = None) -> FFDScratch:
+        """For a layer's capacity; which schedule serves it best is decided here, unless it is given."""
         g, m = layer.geometry, layer.method
         row_heads = g.batch_size * g.num_kv_heads
         tokens = layer.codes.shape[2]
         # Where warps are plenty, two share a block: its scan is a matter of latency then.
         halves = m.block_size // 2 >= SCAN_TILE and 2 * row_heads * tokens // m.block_size <= scan_workers(g.device)
         unit = min(m.test_size, m.block_size // 2) if halves else m.test_size
-        tile, buffers = attend_tile(layer)
-        # One wave, tails included; where these alone fill it, they leave soon.
-        slots = ATTEND_PROGRAMS * hardware(g.device).multiprocessors
-        workers = max(slots - row_heads, slots // 2)
         units = tokens // m.test_size
+        tile, buffers = attend_tile(layer)
+        if shared is None:
+            shared = shares_tiles(m, row_heads, tokens)
+        # One wave of programs. Of many that a head has its tail is one; of few, the slot that its short program soon
+        # leaves is better used again.
+        slots = ATTEND_PROGRAMS * hardware(g.device).multiprocessors
+        each = slots // row_heads
+        each = max(1, min(each - 1 if each > 8 else each, units))
+        workers = (slots - row_heads if each > 8 else slots) if shared else each
 
         def empty(*shape: int, dtype: torch.dtype) -> Tensor:
-            return torch.empty(row_heads, *shape, dtype=dtype, device=g.device)
+            return torch.empty(*shape, dtype=dtype, device=g.device)
 
+        num_tiles = tokens // tile
+        lists = (num_tiles,) if shared else (workers, triton.cdiv(num_tiles, workers))
+        parts = (1, workers + 2 * row_heads) if shared else (row_heads, 1 + workers)
         return cls(
-            unit_max=empty(tokens // unit, g.group_size, dtype=torch.float32),
+            unit_max=empty(row_heads, tokens // unit, g.group_size, dtype=torch.float32),
             unit=unit,
             parts=2 if halves else 1,
-            zero_point=empty(layer.half_step.shape[2], g.group_size, dtype=torch.float32),
-            near_max=empty(sum(near_tiles(m)), g.group_size, dtype=torch.float32),
+            zero_point=empty(row_heads, layer.half_step.shape[2], g.group_size, dtype=torch.float32),
+            near_max=empty(row_heads, sum(near_tiles(m)), g.group_size, dtype=torch.float32),
             tile=tile,
             buffers=buffers,
-            kept_list=empty(tokens // tile, dtype=torch.int32),
-            tiles=empty(dtype=torch.int32),
-            kept=empty(units, g.group_size, dtype=torch.uint8) if m.select_per == "head" else None,
+            shared=shared,
             workers=workers,
-            partials=Partials.allocate(1, workers + 2 * row_heads, g.group_size, g.head_dim, g.device),
+            kept_list=empty(row_heads, *lists, dtype=torch.int32),
+            tiles=empty(row_heads, dtype=torch.int32),
+            kept=empty(row_heads, units, g.group_size, dtype=torch.uint8) if m.select_per == "head" else None,
+            partials=Partials.allocate(*parts, g.group_size, g.head_dim, g.device),
         )

@@ -34,6 +34,11 @@ SCAN_REGISTERS = 104
 """Registers per thread of a scan program, which decide how many fit a multiprocessor."""
 APPEND_PROGRAMS = 64
 """Appending programs, of one warp each, in the scan's launch; at least one for each kv head."""
+SHARED_UNITS = 6144
+"""Sub-blocks of all kv heads beyond which their kept tiles are listed by a launch of its own and shared out evenly:
+2.5 us, less than what heads that keep unequal shares cost then."""
+KEEP_WARPS = 4
+"""Warps per program of that launch."""
 ATTEND_PROGRAMS = 2
 """Attending programs per multiprocessor."""
 ATTEND_WARPS = 4

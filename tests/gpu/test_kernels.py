@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 import torch
@@ -37,6 +38,13 @@ def test_step_equals_the_reference(name: str) -> None:
     check_step(layer, q.flip(0))
 
 
+@pytest.mark.parametrize("name", [name for name in CASES if "per head" not in name])
+def test_tiles_that_all_programs_share_out_are_the_same(name: str) -> None:
+    layer, q, _, _ = build(replace(CASES[name], shared=True), "cuda")
+    check_step(layer, q)
+    check_step(layer, q.flip(0))
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_a_step_that_appends_equals_appending_first(name: str) -> None:
     check_appending_step(CASES[name], "cuda")
@@ -55,6 +63,7 @@ def test_random_steps_equal_the_reference(index: int) -> None:
         case = Case(
             tuple(lengths), shape.group, shape.num_kv_heads, shape.head_dim, capacity, shape.dtype, round_,
             draw.choice([0.5, 1.0, 2.0, 3.0]), {**shape.knobs, "delta": draw.choice([0.0, 0.5, 1.0, 2.0, 4.0, 7.0])},
+            shared=round_ % 2 == 0,
         )  # fmt: skip
         layer, q, _, _ = build(case, "cuda")
         kept.append(check_step(layer, q)["kept"])
@@ -65,9 +74,10 @@ def test_random_steps_equal_the_reference(index: int) -> None:
     assert max(kept) > 0.8
 
 
+@pytest.mark.parametrize("shared", [False, True])
 @pytest.mark.parametrize("knobs", [{"block_size": 64}, {"block_size": 128, "sub_block": 32, "centre": True}])
-def test_one_captured_step_serves_growing_lengths(knobs: dict[str, object]) -> None:
-    case = Case((60, 100), num_kv_heads=2, capacity=400, knobs={"delta": 2.0, **knobs})
+def test_one_captured_step_serves_growing_lengths(knobs: dict[str, object], shared: bool) -> None:
+    case = Case((60, 100), num_kv_heads=2, capacity=400, knobs={"delta": 2.0, **knobs}, shared=shared)
     captured, q, _, _ = build(case, "cuda")
     eager, _, _, _ = build(case, "cuda")
     token = torch.zeros(2, 2, 2, 1, 64, dtype=torch.float16, device="cuda")

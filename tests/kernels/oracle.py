@@ -11,6 +11,8 @@ from torch import Tensor
 from ffd import reference
 from ffd.ffd_layer import FFDLayer
 from ffd.kernels.ffd_decode import ffd_decode
+from ffd.kernels.ffd_scratch import FFDScratch
+from ffd.kernels.launch import scratch_of
 from ffd.ledger import FIRST_HEAD
 from ffd.methods.base import LayerGeometry, RowState
 from ffd.methods.ffd import FFD
@@ -36,6 +38,8 @@ class Case:
     heat: float = 2.0
     """Spread of the scores: larger keeps less."""
     knobs: dict[str, Any] = field(default_factory=lambda: {"delta": 2.0, "block_size": 64})
+    shared: bool | None = None
+    """Which of the two schedules; None: the layer's own choice."""
 
     def with_knobs(self, **knobs: Any) -> Case:
         return replace(self, knobs={**self.knobs, **knobs})
@@ -63,6 +67,7 @@ CASES = {
     "block 256 sub 64": Case((300,)).with_knobs(block_size=256, sub_block=64),
     "official pseudo-maximum": Case((330,), num_kv_heads=2).with_knobs(pseudo_max="scan"),
     "windows": Case((330,)).with_knobs(n_sink=10, n_local=70),
+    "wide window": Case((330,)).with_knobs(n_sink=40, n_local=200, sub_block=16),
     "no sink": Case((200,)).with_knobs(n_sink=0, n_local=1),
     "infinite": Case((200,)).with_knobs(delta=float("inf")),
     "nothing but the best": Case((260,), group=1).with_knobs(delta=0.0),
@@ -100,6 +105,7 @@ def poison_scratch(layer: FFDLayer) -> None:
             if buffer.dtype == torch.float32:
                 buffer.fill_(torch.nan)
         scratch.kept_list.fill_(1 << 30)
+        scratch.tiles.fill_(1 << 30)
 
 
 def build(case: Case, device: torch.device | str = "cpu") -> tuple[FFDLayer, Tensor, Tensor, Tensor]:
@@ -117,6 +123,7 @@ def build(case: Case, device: torch.device | str = "cpu") -> tuple[FFDLayer, Ten
     )
     layer = FFD(**case.knobs).new_layer(geometry, rows, "fused")
     poison(layer)
+    scratch_of(layer.ledger, lambda: FFDScratch.allocate(layer, case.shared))
 
     def normal(*shape: int) -> Tensor:
         return torch.randn(*shape, generator=generator, device=device)

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -13,6 +15,14 @@ def test_step_equals_the_reference(name: str) -> None:
     layer, q, _, _ = build(CASES[name])
     check_step(layer, q)
     check_step(layer, q.flip(0))  # scratch memory and counters serve a second step
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if "per head" not in name])
+def test_tiles_that_all_programs_share_out_are_the_same(name: str) -> None:
+    """The schedule for much work, on little: programs go from one head's tiles to the next's."""
+    layer, q, _, _ = build(replace(CASES[name], shared=True))
+    check_step(layer, q)
+    check_step(layer, q.flip(0))
 
 
 @pytest.mark.parametrize("name", CASES)
