@@ -37,7 +37,7 @@ APPEND_PROGRAMS = 64
 SHARED_UNITS = 6144
 """Sub-blocks of all kv heads beyond which their kept tiles are listed by a launch of its own and shared out evenly:
 2.5 us, less than what heads that keep unequal shares cost then."""
-KEEP_WARPS = 4
+KEEP_WARPS = 8
 """Warps per program of that launch."""
 ATTEND_PROGRAMS = 2
 """Attending programs per multiprocessor."""
