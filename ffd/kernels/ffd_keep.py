@@ -96,7 +96,7 @@ def collect_kept(
     if NEAR_UNITS <= NEAR_IN_REGISTERS:
         for index in tl.static_range(NEAR_UNITS):
             own = load_near_unit(p_near, index, length, G, NEAR_TILE, TILES, SINK_TILES, PIECES, N_LOCAL, GP)
-            near = near + (own,)  # noqa: RUF005 (the compiler knows no starred tuples)
+            near = near + (own,)  # type: ignore[assignment]  # noqa: RUF005 (Triton: no starred)
             pseudo_max = tl.maximum(pseudo_max, own[0])
     else:
         for index in tl.range(NEAR_UNITS, num_stages=1):
