@@ -7,6 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from experiments.busy_cores import advice
 from experiments.config import RunConfig
 from experiments.environment import describe as describe_environment
 from experiments.environment import device_class, versions
@@ -92,6 +93,9 @@ class StudyRun(ABC):
         if self.config.dry_run:
             console.print(f"dry run: nothing was run; results would go to {self.store.folder}")
             return 0
+        hint = advice(device_class())
+        if hint is not None:
+            console.print(hint)
         return self._execute(rows)
 
     def _execute(self, rows: Rows) -> int:
