@@ -6,16 +6,18 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ffd.kernels.common import follow_previous_launch
 from ffd.kernels.kivi_append import bounds_of, codes_of
-from ffd.kernels.launch import padded
+from ffd.kernels.launch import hardware, padded
 
 
 @triton.jit
 def _bounds_append_kernel(
     k_ptr, k_stride_row, k_stride_head, largest_ptr, smallest_ptr, lengths_ptr, num_pages,
-    HKV: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, PAGE: tl.constexpr,
+    HKV: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, PAGE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Grid (B * Hkv,). largest, smallest [B, Hkv, num_pages, D]."""
+    follow_previous_launch(PDL)
     row_head = tl.program_id(0).to(tl.int64)
     length = tl.load(lengths_ptr + row_head // HKV)
     o_d = tl.arange(0, DP)
@@ -50,18 +52,20 @@ def bounds_append(keys: Tensor, largest: Tensor, smallest: Tensor, lengths: Tens
     """
     b, hkv, _, d = keys.shape
     keys = keys if keys.stride(-1) == 1 else keys.contiguous()
+    gpu = hardware(keys.device)
     _bounds_append_kernel[(b * hkv,)](
         keys, keys.stride(0), keys.stride(1), largest, smallest, lengths, largest.shape[2],
-        HKV=hkv, D=d, DP=padded(d, 1), PAGE=page_size, num_warps=1,
+        HKV=hkv, D=d, DP=padded(d, 1), PAGE=page_size, PDL=gpu.dependent_launch, num_warps=1, **gpu.launch_options,
     )  # fmt: skip
 
 
 @triton.jit
 def _four_bit_append_kernel(
     k_ptr, k_stride_row, k_stride_head, codes_ptr, minimum_ptr, step_ptr, lengths_ptr, capacity,
-    HKV: tl.constexpr, D: tl.constexpr, DHP: tl.constexpr,
+    HKV: tl.constexpr, D: tl.constexpr, DHP: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Grid (B * Hkv,). codes [B, Hkv, capacity, D / 2]; minimum, step [B, Hkv, capacity]."""
+    follow_previous_launch(PDL)
     row_head = tl.program_id(0).to(tl.int64)
     length = tl.load(lengths_ptr + row_head // HKV)
     o_c = tl.arange(0, DHP)
@@ -95,7 +99,8 @@ def four_bit_append(keys: Tensor, codes: Tensor, minimum: Tensor, step: Tensor, 
     """
     b, hkv, _, d = keys.shape
     keys = keys if keys.stride(-1) == 1 else keys.contiguous()
+    gpu = hardware(keys.device)
     _four_bit_append_kernel[(b * hkv,)](
         keys, keys.stride(0), keys.stride(1), codes, minimum, step, lengths, codes.shape[2],
-        HKV=hkv, D=d, DHP=padded(d // 2, 1), num_warps=1,
+        HKV=hkv, D=d, DHP=padded(d // 2, 1), PDL=gpu.dependent_launch, num_warps=1, **gpu.launch_options,
     )  # fmt: skip

@@ -14,7 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ffd.kernels.attend import attend_kept
-from ffd.kernels.common import LOG2_E
+from ffd.kernels.common import LOG2_E, follow_previous_launch
 from ffd.kernels.launch import compute_dtype, hardware, padded
 from ffd.kernels.quest import rank_pages
 from ffd.kernels.thresholds import LOWEST, Threshold, bisect_top_p
@@ -28,11 +28,12 @@ def _estimate_kernel(
     q_ptr, codes_ptr, minimum_ptr, step_ptr, lengths_ptr, pages_ptr, value_ptr, tie_end_ptr,
     estimates_ptr, maxima_ptr, counts_ptr, scale_log2, capacity, num_pages,
     HKV: tl.constexpr, G: tl.constexpr, D: tl.constexpr, GM: tl.constexpr, DHP: tl.constexpr, TILE: tl.constexpr,
-    PAGE: tl.constexpr, ALL: tl.constexpr, COMPUTE: tl.constexpr,
+    PAGE: tl.constexpr, ALL: tl.constexpr, COMPUTE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Grid (programs, B * Hkv). codes [B, Hkv, capacity, D / 2]; estimates [B, Hq, capacity], log2 units;
     maxima [B, Hq, programs]; counts [B, Hkv], zeroed by the caller: tokens estimated.
     """
+    follow_previous_launch(PDL)
     program = tl.program_id(0)
     num_programs = tl.num_programs(0)
     row_head = tl.program_id(1).to(tl.int64)
@@ -105,7 +106,8 @@ def twilight_decode(layer: TwilightLayer, q: Tensor, scale: float) -> Tensor:
         )
         pages = ranked.units
     tile = 128
-    programs = triton.cdiv(4 * hardware(device).multiprocessors, b * hkv)
+    gpu = hardware(device)
+    programs = triton.cdiv(4 * gpu.multiprocessors, b * hkv)
     programs = max(1, min(programs, triton.cdiv(capacity, tile)))
     estimates = torch.empty(b, num_query_heads, capacity, dtype=torch.float32, device=device)
     maxima = torch.empty(b, num_query_heads, programs, dtype=torch.float32, device=device)
@@ -115,7 +117,8 @@ def twilight_decode(layer: TwilightLayer, q: Tensor, scale: float) -> Tensor:
         q, layer.codes, layer.minimum, layer.code_step, layer.lengths, pages, base.value, base.tie_end,
         estimates, maxima, counts, scale * LOG2_E.value, capacity, pages.shape[2],
         HKV=hkv, G=group, D=d, GM=padded(group, 16), DHP=padded(d // 2, 16), TILE=tile,
-        PAGE=m.page_size, ALL=layer.bounds is None, COMPUTE=compute_dtype(q.dtype), num_warps=4,
+        PAGE=m.page_size, ALL=layer.bounds is None, COMPUTE=compute_dtype(q.dtype),
+        PDL=gpu.dependent_launch, num_warps=4, **gpu.launch_options,
     )  # fmt: skip
     threshold = bisect_top_p(estimates, layer.lengths, maxima, m.p)
     if m.search_start == "first_token":
