@@ -20,8 +20,9 @@ from ffd.fused_modules import (
     is_norm,
     is_swiglu_mlp,
 )
-from ffd.fusion import Fusion, Replacement
+from ffd.fusion import Fusion
 from ffd.kernels.weights import MAX_TOKENS
+from ffd.replacement import Replacement, standing
 
 _ROTARY = "apply_rotary_pos_emb"  # a function of each modeling file of transformers, looked up at every call
 _LAYER_PARTS = {"input_layernorm", "self_attn", "post_attention_layernorm", "mlp"}
@@ -85,7 +86,7 @@ def _fuse_rotary(model: Any, fusion: Fusion, check: _Check) -> None:
     """The rotary function of the file that defines the model's attention."""
     attention = next((m for m in model.modules() if dict(m.named_children()).keys() >= _ATTENTION_PARTS), None)
     file = None if attention is None else sys.modules.get(type(attention).__module__)
-    original = None if file is None else vars(file).get(_ROTARY)
+    original = None if file is None else standing(file, _ROTARY)
     if attention is not None and original is not None:
         rotary = FusedRotary(original)
         fusion.accept("rotary", check.rotary(attention, rotary), Replacement(file, _ROTARY, rotary))
@@ -174,7 +175,7 @@ class _Check:
 def _altered(module: nn.Module) -> str | None:
     """Why a module may do more than its class says, its parts included: they are not called any more."""
     for part in module.modules():
-        if "forward" in vars(part) or part._forward_hooks or part._forward_pre_hooks:
+        if standing(part, "forward") is not None or part._forward_hooks or part._forward_pre_hooks:
             return f"{type(part).__name__} has hooks or a forward of its own"
     return None
 

@@ -2,29 +2,21 @@
 
 No model is forked. Modules are recognised by their parts, each replacement is run against the original on random
 input and refused where the two differ by more than rounding (`ffd/fused_model.py`), and the originals are back as
-soon as the step is over: prefill, stock ``generate`` and an attached model never meet a replacement. Under a
-captured graph the step's Python runs once, so that putting replacements in place and back costs nothing.
+soon as the step is over: prefill, stock ``generate`` and an attached model never meet a replacement, nor do other
+threads while it runs (`ffd/replacement.py`). Under a captured graph the step's Python runs once, so that putting
+replacements in place and back costs nothing.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 from ffd.cache import UnsupportedModelError
-
-
-@dataclass(frozen=True)
-class Replacement:
-    """A function that stands in for one of another object."""
-
-    owner: Any
-    """A module of a model, or a Python module."""
-    name: str
-    function: Callable[..., Any]
+from ffd.replacement import Replacement, swapped
 
 
 @dataclass
@@ -39,7 +31,7 @@ class Fusion:
 
     @contextmanager
     def active(self) -> Iterator[None]:
-        """Replacements in place, and everything as it was afterwards."""
+        """Replacements in place for the thread that runs the step, and everything as it was afterwards."""
         with swapped(self.replacements):
             yield
 
@@ -58,26 +50,6 @@ class Fusion:
         if kind not in self.fused:
             self.fused.append(kind)
         return True
-
-
-@contextmanager
-def swapped(replacements: list[Replacement]) -> Iterator[None]:
-    """Put functions in place and take them back; an owner that had one of its own gets it again."""
-    before = []
-    for r in replacements:
-        before.append(vars(r.owner).get(r.name, _ABSENT))
-        vars(r.owner)[r.name] = r.function
-    try:
-        yield
-    finally:
-        for r, function in reversed(list(zip(replacements, before, strict=True))):
-            if function is _ABSENT:
-                del vars(r.owner)[r.name]
-            else:
-                vars(r.owner)[r.name] = function
-
-
-_ABSENT: Any = object()
 
 
 def resolve_fusion(requested: bool | str, model: Any, tokens: int) -> Fusion:

@@ -15,8 +15,9 @@ import ffd
 from ffd.cache import UnsupportedModelError
 from ffd.fused_model import _difference, fuse
 from ffd.fused_modules import is_linear, is_norm, is_swiglu_mlp
-from ffd.fusion import Fusion, Replacement, resolve_fusion
+from ffd.fusion import Fusion, resolve_fusion
 from ffd.methods import create
+from ffd.replacement import Replacement
 from tests.tiny import random_prompt, tiny_model
 
 
