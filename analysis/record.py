@@ -87,7 +87,12 @@ def _machine(run: Run) -> dict[str, Any]:
 
 def _row(run: Run) -> dict[str, Any]:
     settings = {key: run.config[key] for key in _SETTINGS if key in run.config}
-    return settings | {key: value for key, value in run.summary.items() if key != "environment"}
+    row = settings | {key: value for key, value in run.summary.items() if key != "environment"}
+    task = row.get("task")
+    if isinstance(task, Mapping) and task.get("data_dir"):
+        # Where the data lay is the machine's own; which data it was, is the run's.
+        row["task"] = {**task, "data_dir": Path(task["data_dir"]).name}
+    return row
 
 
 def _against_dense(run: Run, runs: Sequence[Run]) -> Mapping[str, Any]:

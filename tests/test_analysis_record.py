@@ -62,3 +62,20 @@ def test_runs_of_several_machines_are_refused(out: Path, capsys: pytest.CaptureF
     assert command.main(given) == 2
     assert "ffd-cpu was made on another machine" in capsys.readouterr().err
     assert not (out / "r.json").exists()
+
+
+def test_data_go_by_their_folders_name(out: Path) -> None:
+    task = {"name": "longbench", "tasks": ["qasper"], "data_dir": "/home/someone/longbench"}
+    add(out, "ffd-local", {"name": "ffd"}, [1.0], task=task)
+    (row,) = record(out, "ffd-local")["rows"]
+    assert row["task"] == task | {"data_dir": "longbench"}
+
+
+def test_replays_and_calibrations_are_recorded_whole(out: Path) -> None:
+    points = [{"label": "ffd delta=5", "method": {"name": "ffd", "delta": 5}, "mass_recall": 0.99, "seconds": 0.3}]
+    add(out, "sweep-replay-a", {"name": "sweep"}, [1.0], accuracy=None, task={"name": "replay"}, points=points)
+    found = {"calibrate": {"target": "mass_recall", "value": 0.95}, "held_out": {"pairs": {"min": 0.9}}}
+    add(out, "ffd-calibrated", {"name": "ffd"}, [1.0], accuracy=None, **found)
+    replay, calibration = record(out, "sweep-replay-a", "ffd-calibrated")["rows"]
+    assert replay["points"] == points
+    assert {key: calibration[key] for key in found} == found
