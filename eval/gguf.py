@@ -9,6 +9,8 @@ added, and which tokens end a generation.
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -84,6 +86,11 @@ def converted(path: Path) -> tuple[Path, str]:
     folder = store.cache_root() / "converted" / f"{digest[:16]}-v{FORMAT}"
     if folder.is_dir():
         return folder, digest
+    with _one_reader():
+        return _convert_once(path, digest, folder), digest
+
+
+def _convert_once(path: Path, digest: str, folder: Path) -> Path:
     metadata = read_metadata(path)
     from safetensors import SafetensorError
 
@@ -100,7 +107,38 @@ def converted(path: Path) -> tuple[Path, str]:
             f"cannot convert {path.name} into {store.cache_root()} ({_first_line(error)}); "
             "make room there or set FFD_CACHE"
         ) from None
-    return folder, digest
+    return folder
+
+
+@contextmanager
+def _one_reader() -> Iterator[None]:
+    """A file is parsed once, however often the library and transformers open it; a large vocabulary costs seconds."""
+    import gguf
+    import numpy
+
+    original = gguf.GGUFReader
+    opened: dict[str, Any] = {}
+
+    class Reader(original):  # type: ignore[misc,valid-type]
+        data: Any
+
+        def _get(self, *arguments: Any, **options: Any) -> Any:
+            # A slice of a memory map calls back into Python, millions of times for a vocabulary; one of a view does not.
+            if type(self.data) is not numpy.ndarray:
+                self.data = numpy.asarray(self.data)
+            return super()._get(*arguments, **options)
+
+    def remembered(path: Any, *arguments: Any, **options: Any) -> Any:
+        key = str(path)
+        if key not in opened:
+            opened[key] = Reader(path, *arguments, **options)
+        return opened[key]
+
+    gguf.GGUFReader = remembered
+    try:
+        yield
+    finally:
+        gguf.GGUFReader = original
 
 
 def read_metadata(path: Path) -> dict[str, Any]:

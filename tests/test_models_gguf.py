@@ -107,6 +107,26 @@ def test_conversion_happens_once_per_content(tmp_path, capfd):
     assert not list((tmp_path / "cache/staging").iterdir())
 
 
+def test_a_file_is_parsed_once_however_often_it_is_opened(tmp_path, monkeypatch):
+    """It was four times, half of the minute that a vocabulary of 150,000 tokens took to convert."""
+    parsed = []
+    reader = gguf_library.GGUFReader
+
+    class Counted(reader):
+        def __init__(self, path, *arguments):
+            parsed.append(path)
+            super().__init__(path, *arguments)
+
+    monkeypatch.setattr(gguf_library, "GGUFReader", Counted)
+    write_gguf(tmp_path / "m.gguf", "llama-bpe")
+    gguf.converted(tmp_path / "m.gguf")
+    assert len(parsed) == 1
+    (tmp_path / "bad.gguf").write_bytes(b"GGUF" + bytes(60))
+    with pytest.raises(gguf.GGUFError):
+        gguf.converted(tmp_path / "bad.gguf")
+    assert gguf_library.GGUFReader is Counted
+
+
 def test_large_models_are_stored_in_half_the_bytes(tmp_path, monkeypatch):
     path = tmp_path / "tiny.gguf"
     written = write_gguf(path, "smollm")
