@@ -1,22 +1,16 @@
-"""Convert a GGUF file once into a safetensors folder that transformers loads in a fraction of a second.
-
-What the file says about its tokenizer is carried over by the rules of the format's reference
-implementation (llama.cpp, src/llama-vocab.cpp), which transformers applies only in part and
-differently from version to version: how text is split before merging, whether a start token is
-added, and which tokens end a generation.
-"""
+"""Convert a GGUF file once into a safetensors folder that transformers loads in a fraction of a second."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from eval.data import store
 from eval.data.hub import quiet
+from eval.gguf_tokenizer import generation_config, rebuild_tokenizer
 
 FORMAT = 1
 """Version of the conversion; part of the folder's key, so a change here converts anew."""
@@ -28,38 +22,6 @@ and maps from disk without a copy. Larger ones are stored in float16: half the d
 
 class GGUFError(Exception):
     """A file that is not a readable GGUF model; the text is one line."""
-
-
-@dataclass(frozen=True)
-class PreTokenizer:
-    """What the name in ``tokenizer.ggml.pre`` stands for."""
-
-    pattern: str | None
-    """Regular expression whose matches are merged separately; None: single digits, then GPT-2's."""
-    adds_bos: bool = False
-    """Whether a start token is added when the file does not say."""
-    ignores_merges: bool = False
-    """Whether a piece that is a token as a whole is never split (Llama 3)."""
-    ends: tuple[str, ...] = ()
-    """Tokens that end a generation in the published generation configurations of such models."""
-
-
-_CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
-_WORDS = r"[^\r\n\p{L}\p{N}]?\p{L}+"
-_REST = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-_LLAMA3 = PreTokenizer(
-    rf"{_CONTRACTIONS}|{_WORDS}|\p{{N}}{{1,3}}|{_REST}",
-    adds_bos=True,
-    ignores_merges=True,
-    ends=("<|end_of_text|>", "<|eom_id|>", "<|eot_id|>"),
-)
-PRE_TOKENIZERS = {
-    "smollm": PreTokenizer(None),
-    "llama-bpe": _LLAMA3,
-    "llama3": _LLAMA3,
-    "qwen2": PreTokenizer(rf"{_CONTRACTIONS}|{_WORDS}|\p{{N}}|{_REST}", ends=("<|im_end|>", "<|endoftext|>")),
-}
-"""Byte-level BPE pre-tokenizers of the model families the project supports."""
 
 
 def converted(path: Path) -> tuple[Path, str]:
@@ -123,7 +85,7 @@ def _one_reader() -> Iterator[None]:
         data: Any
 
         def _get(self, *arguments: Any, **options: Any) -> Any:
-            # A slice of a memory map calls back into Python, millions of times for a vocabulary; one of a view does not.
+            # A slice of a memory map calls back into Python, millions of times for a vocabulary; a view's does not.
             if type(self.data) is not numpy.ndarray:
                 self.data = numpy.asarray(self.data)
             return super()._get(*arguments, **options)
@@ -173,7 +135,7 @@ def _convert(path: Path, metadata: dict[str, Any], target: Path) -> None:
     options: dict[str, Any] = {"gguf_file": path.name}
     with quiet():
         try:
-            tokenizer = _rebuild_tokenizer(AutoTokenizer.from_pretrained(path.parent, **options), metadata)
+            tokenizer = rebuild_tokenizer(AutoTokenizer.from_pretrained(path.parent, **options), metadata)
             if hasattr(transformers, "GgufConfig"):  # newer versions may otherwise leave the weights packed
                 options["quantization_config"] = transformers.GgufConfig(dequantize=True)
             loaded = AutoModelForCausalLM.from_pretrained(path.parent, dtype=torch.float32, **options)
@@ -187,71 +149,12 @@ def _convert(path: Path, metadata: dict[str, Any], target: Path) -> None:
             model = AutoModelForCausalLM.from_config(loaded.config)
         model.load_state_dict(loaded.state_dict(), assign=True)
         model.tie_weights()
-        model.generation_config = _generation_config(tokenizer, metadata)
+        model.generation_config = generation_config(tokenizer, metadata)
         if model.num_parameters() > FLOAT32_LIMIT:
             model.to(torch.float16)
         model.save_pretrained(target)
         tokenizer.model_max_length = loaded.config.max_position_embeddings
         tokenizer.save_pretrained(target)
-
-
-def _rule(metadata: dict[str, Any]) -> PreTokenizer | None:
-    return PRE_TOKENIZERS.get(metadata.get("tokenizer.ggml.pre", ""))
-
-
-def _rebuild_tokenizer(tokenizer: Any, metadata: dict[str, Any]) -> Any:
-    """A generic fast tokenizer with the file's vocabulary and the reference implementation's rules."""
-    from tokenizers import Regex, processors
-    from tokenizers.pre_tokenizers import ByteLevel, Digits, Sequence, Split
-    from transformers import PreTrainedTokenizerFast
-
-    backend = tokenizer.backend_tokenizer
-    rule = _rule(metadata)
-    sentencepiece = metadata.get("tokenizer.ggml.model") == "llama"
-    if rule is not None:
-        if rule.pattern is None:
-            steps = [Digits(individual_digits=True), ByteLevel(add_prefix_space=False, use_regex=True)]
-        else:
-            split = Split(Regex(rule.pattern), behavior="isolated")
-            steps = [split, ByteLevel(add_prefix_space=False, use_regex=False)]
-        backend.pre_tokenizer = Sequence(steps)
-        backend.model.ignore_merges = rule.ignores_merges
-    elif not sentencepiece:
-        name = metadata.get("tokenizer.ggml.pre")
-        print(f"ffd: GGUF pre-tokenizer {name!r} is not known here; taken as transformers reads it", file=sys.stderr)
-    # By the file's ids: what transformers makes of them differs between its versions.
-    special = {
-        f"{role}_token": backend.id_to_token(metadata[f"tokenizer.ggml.{key}_token_id"])
-        for role, key in (("bos", "bos"), ("eos", "eos"), ("unk", "unknown"), ("pad", "padding"))
-        if f"tokenizer.ggml.{key}_token_id" in metadata
-    }
-    bos = special.get("bos_token")
-    default = sentencepiece or (rule is not None and rule.adds_bos)
-    if bos is not None and metadata.get("tokenizer.ggml.add_bos_token", default):
-        backend.post_processor = processors.TemplateProcessing(
-            single=f"{bos}:0 $A:0",
-            pair=f"{bos}:0 $A:0 {bos}:1 $B:1",
-            special_tokens=[(bos, backend.token_to_id(bos))],
-        )
-    else:
-        backend.post_processor = processors.TemplateProcessing(single="$A:0", pair="$A:0 $B:1", special_tokens=[])
-    rebuilt = PreTrainedTokenizerFast(tokenizer_object=backend, clean_up_tokenization_spaces=False, **special)
-    rebuilt.chat_template = tokenizer.chat_template
-    return rebuilt
-
-
-def _generation_config(tokenizer: Any, metadata: dict[str, Any]) -> Any:
-    from transformers import GenerationConfig
-
-    ends = {metadata.get(f"tokenizer.ggml.{key}_token_id") for key in ("eos", "eot", "eom")}
-    rule = _rule(metadata)
-    vocabulary = tokenizer.get_vocab()
-    ends |= {vocabulary.get(token) for token in (rule.ends if rule is not None else ())}
-    return GenerationConfig(
-        bos_token_id=tokenizer.bos_token_id,
-        eos_token_id=sorted(end for end in ends if end is not None),
-        pad_token_id=tokenizer.pad_token_id,
-    )
 
 
 def _first_line(error: Exception) -> str:
