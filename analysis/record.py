@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime
 import json
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -92,7 +92,22 @@ def _row(run: Run) -> dict[str, Any]:
     if isinstance(task, Mapping) and task.get("data_dir"):
         # Where the data lay is the machine's own; which data it was, is the run's.
         row["task"] = {**task, "data_dir": Path(task["data_dir"]).name}
-    return row
+    kept = _kept_by_task(run)
+    return row | ({"keep_io_by_task": kept} if kept else {})
+
+
+def _kept_by_task(run: Run) -> dict[str, float]:
+    """``sparsity.keep_io`` of each task alone: prompts of another kind may keep several times as much."""
+    union: dict[str, float] = defaultdict(float)
+    context: dict[str, float] = defaultdict(float)
+    for (task, _), sample in run.samples.items():
+        ledger = sample.get("ledger") or {"layers": (), "sliding_context": 0}
+        for counts in (union, context):
+            counts[task] += ledger["sliding_context"]
+        for layer in ledger["layers"]:
+            union[task] += sum(layer["union"]) / len(layer["union"])
+            context[task] += layer["context"]
+    return {task: union[task] / total for task, total in context.items() if total}
 
 
 def _against_dense(run: Run, runs: Sequence[Run]) -> Mapping[str, Any]:

@@ -79,3 +79,17 @@ def test_replays_and_calibrations_are_recorded_whole(out: Path) -> None:
     replay, calibration = record(out, "sweep-replay-a", "ffd-calibrated")["rows"]
     assert replay["points"] == points
     assert {key: calibration[key] for key in found} == found
+
+
+def test_what_each_task_kept_is_counted_over_layers_heads_and_tokens(out: Path) -> None:
+    add(out, "ffd-kept", {"name": "ffd"}, [1.0])
+    layers = [{"union": [10, 20], "context": 100}, {"union": [300, 0], "context": 300}]
+    sample = {"index": 0, "prompt_fingerprint": "x", "score": 1.0, "extra": {}}
+    rows = [
+        {"task": "vt", **sample, "ledger": {"layers": layers, "sliding_context": 100}},
+        {"task": "cwe", **sample, "ledger": {"layers": layers[:1], "sliding_context": 0}},
+        {"task": "cwe", **sample, "index": 1, "ledger": {"layers": [], "sliding_context": 0}},
+    ]
+    (out / "runs" / "ffd-kept" / "samples.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (row,) = record(out, "ffd-kept")["rows"]
+    assert row["keep_io_by_task"] == pytest.approx({"vt": 265 / 500, "cwe": 0.15})
