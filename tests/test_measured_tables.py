@@ -1,0 +1,129 @@
+"""Tables of runs in the documents say what the committed records say, to the digits shown."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+RULER = ("niah_single_1", "niah_multikey_2", "vt", "cwe")
+LONGBENCH = ("multifieldqa_zh", "passage_retrieval_zh", "multi_news")
+KNOBS = {"quest": "token_budget", "topk": "token_budget", "topp": "p", "twilight": "p", "kivi": "bits"}
+
+
+def rows_of(record: str) -> list[dict[str, Any]]:
+    return json.loads((ROOT / "analysis" / "measurements" / f"{record}-qwen05b-h200.json").read_text())["rows"]
+
+
+def table(document: str, after: str) -> list[dict[str, str]]:
+    """The first table below a text, by its header."""
+    text = (ROOT / "docs" / document).read_text()
+    lines = text[text.index(after) :].splitlines()
+    start = next(i for i, line in enumerate(lines) if line.startswith("|"))
+    cells = []
+    for line in lines[start:]:
+        if not line.startswith("|"):
+            break
+        cells.append([cell.strip() for cell in line.strip("|").split("|")])
+    return [dict(zip(cells[0], row, strict=True)) for row in cells[2:]]
+
+
+def numbers(cell: str) -> list[str]:
+    return re.findall(r"-?\d*\.?\d+", cell.replace(",", ""))
+
+
+def holds(cell: str, values: Sequence[float]) -> None:
+    """Every number of a cell is the value beside it, rounded to its decimals; without any it is exact, or a percentage."""
+    shown = numbers(cell)
+    assert len(shown) == len(values), (cell, values)
+    for text, value in zip(shown, values, strict=True):
+        unit = 10.0 ** -len(text.partition(".")[2]) if "." in text else float("%" in cell)
+        assert float(text) == pytest.approx(value, abs=0.5001 * unit), (cell, value)
+
+
+def method_of(label: str, rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The row of a record whose method and knob a label names."""
+    name, knob = label.split(",")[0].split()[0], numbers(label)
+
+    def named(method: dict[str, Any]) -> bool:
+        key = KNOBS.get(method["name"], "delta")
+        same = not knob or key not in method or float(knob[0]) == float(method[key])
+        scan, centred = method.get("pseudo_max") == "scan", bool(method.get("centre"))
+        return method["name"] == name and same and scan == ("`scan`" in label) and centred == ("centred" in label)
+
+    (row,) = [row for row in rows if named(row["method"])]
+    return row
+
+
+@pytest.mark.parametrize(
+    ("record", "after"),
+    [("ruler-16k", "## Every method on RULER at 16K"), ("ruler-16k-matched", "### At one share of loaded tokens")],
+)
+def test_ruler(record, after):
+    rows, shown = rows_of(record), table("measurements.md", after)
+    assert len(shown) == len(rows)
+    for line in shown:
+        row = method_of(line["method"], rows)
+        scores = [row["accuracy"][task]["score"] for task in RULER]
+        for task, score in zip(RULER, scores, strict=True):
+            holds(line[task], [score])
+        holds(line["average"], [sum(scores) / len(scores)])
+        holds(line["loaded"], [row["sparsity"]["keep_io"]])
+        holds(line["bytes of dense"], [row["sparsity"]["bytes_ratio"]])
+        if "less_dense" in row:
+            less = row["less_dense"]["all tasks"]
+            holds(line["less dense, paired, 95 %"].replace("+", ""), [less["points"], *less["ci95"]])
+        if ".273 met within .01" in line and row["method"]["name"] != "dense":
+            met = abs(row["sparsity"]["keep_io"] - 0.273) <= 0.01
+            assert line[".273 met within .01"].startswith("yes" if met else "**no**")
+
+
+def test_longbench():
+    rows, shown = rows_of("longbench"), table("measurements.md", "## LongBench rows")
+    assert len(shown) * 2 == len(rows)  # Chinese sets and multi_news are runs of their own
+    for line in shown:
+        chinese, news = (
+            method_of(line["method"], [r for r in rows if set(r["task"]["tasks"]) <= set(tasks)])
+            for tasks in (LONGBENCH[:2], LONGBENCH[2:])
+        )
+        scores = {**chinese["accuracy"], **news["accuracy"]}
+        assert {scores[task]["n"] for task in LONGBENCH} == {100}
+        for task in LONGBENCH:
+            holds(line[task], [scores[task]["score"]])
+        holds(line["mean"], [sum(scores[task]["score"] for task in LONGBENCH) / 3])
+        holds(line["loaded, zh / news"], [r["sparsity"]["keep_io"] for r in (chinese, news)])
+        holds(line["bytes, zh / news"], [r["sparsity"]["bytes_ratio"] for r in (chinese, news)])
+
+
+def test_fidelity():
+    rows = [row for row in rows_of("fidelity-16k") if row["task"]["name"] == "ruler"]
+    shown = table("fidelity.md", "### Qwen2.5-Coder-0.5B at 16K")
+    assert len(shown) == len(rows)
+    for line in shown:
+        row = method_of(line["method"], rows)
+        metrics, forced, sparsity = row["metrics"], row["forced"], row["sparsity"]
+        holds(line["selected / loaded"], [metrics["keep_head"]["macro"], sparsity["keep_io"]])
+        holds(line["bytes"], [sparsity["bytes_ratio"]])
+        holds(line["mass recall, mean / least"], [metrics["mass_recall"][key] for key in ("macro", "min")])
+        holds(line["salient hits"], [metrics["salient_hit_delta"]["macro"]])
+        holds(line["lse error, mean / max"], [metrics["lse_error"][key] for key in ("macro", "max")])
+        holds(line["KL, mean / max"], [forced["kl_mean"], forced["kl_max"]])
+        holds(line[f"perplexity (dense {forced['perplexity_dense']:.4f})"], [forced["perplexity"]])
+
+
+def test_calibration():
+    (row,) = rows_of("calibration-16k")
+    per_head, held_out, one, one_held_out, _ = table("fidelity.md", "**Calibration at 16K**")
+    found = (row["calibrated"], row["held_out"], row["uniform"], row["uniform_held_out"])
+    for line, value in zip((per_head, held_out, one, one_held_out), found, strict=True):
+        pairs, met = value["pairs"], value["pairs_meeting"]
+        cell = line["pairs: worst / 5th percentile / at least 0.95"].replace("all", "100 %")
+        holds(cell, [pairs["min"], pairs["p5"], 100 * met])
+        holds(line["mass recall"], [value["mass_recall"]])
+        holds(line["loaded"], [value["keep_io"]])
+        holds(line["bytes"], [value["bytes_ratio"]])
