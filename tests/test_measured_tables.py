@@ -38,7 +38,7 @@ def numbers(cell: str) -> list[str]:
 
 
 def holds(cell: str, values: Sequence[float]) -> None:
-    """Every number of a cell is the value beside it, rounded to its decimals; without any it is exact, or a percentage."""
+    """Every number of a cell is the value beside it, to its decimals; without any, exact or a percentage."""
     shown = numbers(cell)
     assert len(shown) == len(values), (cell, values)
     for text, value in zip(shown, values, strict=True):
