@@ -95,6 +95,23 @@ def test_rows_count_to_their_own_end_and_positions_add_up() -> None:
     assert sum(row["kl"] * row["tokens"] for row in rows) == pytest.approx(sum(scores.kl))
 
 
+@pytest.mark.parametrize("together", [1, 2, 5, 1000])
+def test_predictions_compared_together_are_those_of_single_steps(together: int, monkeypatch: Any) -> None:
+    monkeypatch.setattr("eval.fidelity.forced._TOGETHER", together)
+    model = tiny_model("llama")
+    method = engine(FFD(delta=0.0, block_size=64, sub_block=16, residual="none"), model)
+    scores = compare_forced(engine(Dense(), model), method, PROMPTS, CONTINUATIONS)
+    targets = torch.tensor([[*c, *[0] * (9 - len(c))] for c in CONTINUATIONS]).T
+    both = list(forced_logits_of_both(engine(Dense(), model), method, PROMPTS, CONTINUATIONS))
+    for step, (expected, got) in enumerate(both[1:]):
+        active = [row for row in range(2) if len(CONTINUATIONS[row]) > step + 1]
+        nll, dense_nll, kl, agreement = compare_predictions(expected, got, targets[step + 1])[:, active].sum(1).tolist()
+        assert scores.nll[step] == pytest.approx(nll)
+        assert scores.dense_nll[step] == pytest.approx(dense_nll)
+        assert scores.kl[step] == pytest.approx(kl)
+        assert scores.agreement[step] == agreement
+
+
 def test_inactive_rows_are_neither_counted_nor_probed() -> None:
     probe = FidelityProbe()
     forced = engine(FFD(block_size=64), probe=probe, probe_every=1)

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from ffd import Engine
 
 _LARGEST_EXPONENT = 700.0  # exp overflows a little later
+_TOGETHER = 16
+"""Predictions compared at once: two dozen small launches a step otherwise, more than a step of a small model takes."""
 _SUMS = ("count", "nll", "dense_nll", "kl", "agreement")
 
 
@@ -123,14 +125,20 @@ def compare_forced(
     ends = torch.tensor([len(c) for c in continuations])
     width = max((len(c) for c in continuations), default=0)
     targets = torch.tensor([[*c, *[0] * (width - len(c))] for c in continuations]).T.to(method.device)
-    steps: list[Tensor] = []
-    for index, (expected, got) in enumerate(forced_logits_of_both(dense, method, prompts, continuations)):
-        if index:
-            steps.append(compare_predictions(expected, got, targets[index]))
-    if not steps:
+    rows, steps = len(prompts), width - 1
+    compared: list[Tensor] = []
+    waiting: list[tuple[Tensor, Tensor, Tensor]] = []
+    predictions = forced_logits_of_both(dense, method, prompts, continuations)
+    for index, (expected, got) in enumerate(predictions):
+        waiting += [(expected, got, targets[index])] if index else []
+        if waiting and (index == steps or len(waiting) * rows >= _TOGETHER):
+            together = compare_predictions(*(torch.cat(part) for part in zip(*waiting, strict=True)))
+            compared.append(together.unflatten(1, (len(waiting), rows)))  # [4, positions, B]
+            waiting.clear()
+    if not compared:
         return ForcedScores()
-    over = ends <= torch.arange(1, len(steps) + 1)[:, None]  # [positions, B]
-    values = torch.stack(steps).cpu().masked_fill(over[:, None], 0.0)  # [positions, 4, B]
+    over = ends <= torch.arange(1, steps + 1)[:, None]  # [positions, B]
+    values = torch.cat(compared, dim=1).transpose(0, 1).cpu().masked_fill(over[:, None], 0.0)  # [positions, 4, B]
     sums = values.sum(dim=-1)
     return ForcedScores(
         count=(~over).sum(dim=1).tolist(),
