@@ -98,7 +98,7 @@ class FidelityRun(StudyRun):
             forced = compare_forced(beside, own, [item.prompt], [continuation])
             steps = len(continuation) - 1
             if recorder is not None and steps:
-                self._keep_trace(recorder, item)
+                self._keep_trace(recorder, item, steps)
             log.keep(item.task, item.index)
             row = {
                 "task": item.task,
@@ -120,9 +120,9 @@ class FidelityRun(StudyRun):
                 f"KL {number(forced.summary()['kl_mean'], 5)}, {row['seconds']:.1f} s"
             )
 
-    def _keep_trace(self, recorder: TraceRecorder, item: Item) -> None:
+    def _keep_trace(self, recorder: TraceRecorder, item: Item, decode_steps: int) -> None:
         try:
-            trace = recorder.take(f"{self.workload.model.name}, {item.task} {item.index}")
+            trace = recorder.take(f"{self.workload.model.name}, {item.task} {item.index}", decode_steps)
         except ValueError as error:
             raise UsageError(f"fidelity.{error}") from None
         trace.save(self.store.folder / "traces" / f"{item.task}-{item.index}.safetensors")

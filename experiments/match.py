@@ -128,10 +128,12 @@ def search(cost: Callable[[float], float], knob: SearchKnob, target: float, long
 def replay_cost(traces: Sequence[Trace], method: Method, target: str, num_layers: int, executor: str) -> float:
     """What a method loads (``keep_io``) or reads (``bytes_ratio``) of dense's, over all layers.
 
-    Leading layers that the method leaves dense count as 1, as they do in a run's own figures.
+    As in a run's own figures, an answer weighs by its decode steps, however few of them were recorded, and leading
+    layers that the method leaves dense count as 1.
     """
     part = whole = 0.0
     for trace in traces:
+        weight = 1.0 if trace.decode_steps is None else trace.decode_steps / len(trace.lengths)
         for layer, steps in groupby(replay_steps(trace, method, executor), key=lambda step: step.layer):
             if layer < method.dense_layers:
                 continue
@@ -139,8 +141,8 @@ def replay_cost(traces: Sequence[Trace], method: Method, target: str, num_layers
                 step.storage.decode(step.q, trace.scale)
             report = layer_report(layer, True, step.storage)
             own = sum(report.union) / len(report.union) if target == "keep_io" else sum(report.bytes_read.values())
-            part += own
-            whole += report.context if target == "keep_io" else report.dense_bytes
+            part += weight * own
+            whole += weight * (report.context if target == "keep_io" else report.dense_bytes)
     sparse = num_layers - min(method.dense_layers, num_layers)
     ratio = part / whole if whole else 1.0
     return (ratio * sparse + (num_layers - sparse)) / num_layers
@@ -164,6 +166,7 @@ def _trace_identity(config: RunConfig, workload: Workload) -> dict[str, Any]:
         "prompts": workload.fingerprint,
         "every": config.fidelity.every,
         "executor": workload.executor,
+        "weights": "decode steps",
     }
 
 

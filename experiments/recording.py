@@ -33,7 +33,8 @@ def record_traces(
         for _ in forced_logits(beside, [item.prompt], [continuation]):
             pass
         path = folder / f"{item.task}-{item.index}.safetensors"
-        steps = -(-(len(continuation) - 1) // max(1, config.fidelity.every))
+        decode_steps = len(continuation) - 1
+        steps = -(-decode_steps // max(1, config.fidelity.every))
         if steps:
-            recorder.take(f"{workload.model.name}, {item.task} {item.index}").save(path)
+            recorder.take(f"{workload.model.name}, {item.task} {item.index}", decode_steps).save(path)
         yield item, path, steps

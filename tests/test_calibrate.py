@@ -208,6 +208,32 @@ def test_costs_count_skipped_layers_as_dense(trace: Trace) -> None:
     assert state.layers == (0, 1)
 
 
+def test_an_answer_weighs_by_its_decode_steps(trace: Trace) -> None:
+    """A short answer's one recorded step stood for as much as one of 16 of a long answer's, and 27 % became 32."""
+
+    def row(index: int, decode_steps: int | None) -> Trace:
+        part = {
+            name: {layer: tensor[index : index + 1] for layer, tensor in getattr(trace, name).items()}
+            for name in ("keys", "values")
+        }
+        queries = {layer: tensor[:, index : index + 1] for layer, tensor in trace.queries.items()}
+        rows = {name: getattr(trace, name)[:, index : index + 1] for name in ("lengths", "active")}
+        return replace(
+            trace, **part, **rows, queries=queries, prompt_lengths=trace.prompt_lengths[index : index + 1],
+            decode_steps=decode_steps,
+        )  # fmt: skip
+
+    method = create("topk", {"token_budget": 32})
+    first, second = (replay_cost([row(index, None)], method, "keep_io", 2, "auto") for index in (0, 1))
+    assert abs(first - second) > 0.01
+    steps = len(trace.lengths)
+    equal = replay_cost([row(0, None), row(1, None)], method, "keep_io", 2, "auto")
+    assert replay_cost([row(0, steps), row(1, steps)], method, "keep_io", 2, "auto") == pytest.approx(equal)
+    nearly = replay_cost([row(0, 1000 * steps), row(1, steps)], method, "keep_io", 2, "auto")
+    assert nearly == pytest.approx(first, abs=2e-3)
+    assert equal != pytest.approx(first, abs=5e-3)
+
+
 def test_methods_are_matched_at_a_measured_cost(tiny_folder: Any, tmp_path: Any, monkeypatch: Any, capsys: Any) -> None:
     """Two methods with different knobs end at the same share of tokens loaded, on prompts of another seed."""
     for method in (["method=topk"], ["method=ffd", *SMALL_FFD]):

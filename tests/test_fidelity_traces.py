@@ -37,7 +37,7 @@ def engine(method: Method, probe: FidelityProbe | TraceRecorder) -> Engine:
 def recorded(*, values: bool = True) -> tuple[Trace, list[list[int]]]:
     recorder = TraceRecorder([1, 0], values=values)
     tokens = engine(Dense(), recorder).generate(PROMPTS, 12).tokens
-    return recorder.take("tiny"), tokens
+    return recorder.take("tiny", 11), tokens
 
 
 def assert_same(a: FidelityState, b: FidelityState) -> None:
@@ -63,7 +63,7 @@ def test_a_trace_survives_its_file(tmp_path: Path) -> None:
     path = tmp_path / "a" / "trace.safetensors"
     trace.save(path)
     loaded = Trace.load(path)
-    assert (loaded.layers, loaded.scale, loaded.note) == ((0, 1), trace.scale, "tiny")
+    assert (loaded.layers, loaded.scale, loaded.note, loaded.decode_steps) == ((0, 1), trace.scale, "tiny", 11)
     assert loaded.queries[1].shape == (4, 2, 6, 16)  # steps 0, 3, 6, 9 of eleven
     assert loaded.lengths.tolist() == [[150 + s, 122 + s] for s in (1, 4, 7, 10)]
     assert_same(replay(loaded.to("cpu"), METHOD), replay(trace, METHOD))

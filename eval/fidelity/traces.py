@@ -14,7 +14,8 @@ tensor              shape and dtype        content
 ``prompt_lengths``  [B] int32              tokens that came by prefill, the rest by appending
 ==================  =====================  =================================================
 
-The metadata's ``trace`` is JSON: ``format`` (ffd-trace/1), ``scale`` (softmax scale), ``layers``, ``note``.
+The metadata's ``trace`` is JSON: ``format`` (ffd-trace/1), ``scale`` (softmax scale), ``layers``, ``note``, and
+``decode_steps`` of the answer, recorded or not, where they are known.
 """
 
 from __future__ import annotations
@@ -48,6 +49,8 @@ class Trace:
     prompt_lengths: Tensor
     note: str = ""
     """Free text: model, prompt."""
+    decode_steps: int | None = None
+    """Steps of the answer, recorded or not; None where nobody said."""
 
     @property
     def layers(self) -> tuple[int, ...]:
@@ -71,6 +74,7 @@ class Trace:
         for kind in ("keys", "values", "queries"):
             tensors |= {f"{kind}.{layer}": tensor for layer, tensor in getattr(self, kind).items()}
         about = {"format": FORMAT, "scale": self.scale, "layers": list(self.layers), "note": self.note}
+        about |= {} if self.decode_steps is None else {"decode_steps": self.decode_steps}
         path.parent.mkdir(parents=True, exist_ok=True)
         partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
         try:
@@ -113,6 +117,7 @@ class Trace:
                 active=tensors["active"],
                 prompt_lengths=tensors["prompt_lengths"],
                 note=about["note"],
+                decode_steps=about.get("decode_steps"),
             )
         except KeyError as error:
             raise ValueError(f"{path}: damaged trace (no {error.args[0]})") from None
@@ -162,8 +167,8 @@ class TraceRecorder:
         self._handles[handle.layer_idx] = handle
         self._scale = scale
 
-    def take(self, note: str = "") -> Trace:
-        """The trace of the steps recorded since the last call, on the host.
+    def take(self, note: str = "", decode_steps: int | None = None) -> Trace:
+        """The trace of the steps recorded since the last call, on the host; both arguments are kept with it.
 
         Raises
         ------
@@ -192,6 +197,7 @@ class TraceRecorder:
             active=torch.stack(self._active).cpu(),
             prompt_lengths=torch.tensor(next(iter(self._handles.values())).cache.prompt_lengths, dtype=torch.int32),
             note=note,
+            decode_steps=decode_steps,
         )
         self.start()
         return trace
