@@ -190,7 +190,7 @@ def ffd_keep(layer: FFDLayer, scratch: FFDScratch, kept: Tensor | None) -> None:
 def keep_options(layer: FFDLayer, scratch: FFDScratch) -> dict[str, int | bool]:
     """Compile-time arguments of `collect_kept`."""
     m = layer.method
-    tile, (sink_tiles, local_tiles) = near_tile(m), near_tiles(m)
+    tile, (sink_tiles, local_tiles) = near_tile(m), near_tiles(layer)
     pieces = sink_tiles + local_tiles
     per_unit = m.test_size // tile
     # What the sink tiles and any run of local tiles may touch.

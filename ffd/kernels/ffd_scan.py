@@ -208,7 +208,7 @@ def ffd_scan(
         scratch.unit_max, scratch.zero_point, scratch.near_max, scale * LOG2_E.value, g.batch_size, num_blocks,
         HKV=g.num_kv_heads, G=g.group_size, D=d, GP=padded(g.group_size, 8), DP=padded(d, 16), DQP=padded(d // 4, 16),
         BLOCK=m.block_size, SUB=scratch.unit, TILE=tile, UNITS=max(1, tile // scratch.unit), NEAR_TILE=near_tile(m),
-        ROWS=padded(g.batch_size, 1), N_SINK=m.n_sink, N_LOCAL=m.n_local, SINK_TILES=near_tiles(m)[0], PIECES=pieces,
+        ROWS=padded(g.batch_size, 1), N_SINK=m.n_sink, N_LOCAL=m.n_local, SINK_TILES=near_tiles(layer)[0], PIECES=pieces,
         REFINE=RESIDUAL_KINDS[refine], PARTS=scratch.parts, STAGES=SCAN_STAGES, COMPUTE=compute_dtype(g.dtype),
         APPENDERS=appenders, WIDTH=width, STEP=LEVEL_STEP[m.levels], RESIDUAL=RESIDUAL_KINDS[m.residual],
         CENTRE=layer.centre is not None, OLD_LENGTHS=gpu.dependent_launch and g.layer > 0,

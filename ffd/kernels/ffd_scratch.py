@@ -32,10 +32,14 @@ def near_tile(method: FFD) -> int:
     return min(32, method.test_size)
 
 
-def near_tiles(method: FFD) -> tuple[int, int]:
-    """Tiles that may hold sink tokens and tiles that may hold local ones (a window may straddle one more)."""
-    tile = near_tile(method)
-    return triton.cdiv(method.n_sink, tile), triton.cdiv(method.n_local, tile) + 1
+def near_tiles(layer: FFDLayer) -> tuple[int, int]:
+    """Tiles that may hold sink tokens and tiles that may hold local ones (a window may straddle one more).
+
+    Windows end at the layer's capacity: what is larger holds every token.
+    """
+    m, tokens = layer.method, layer.codes.shape[2]
+    tile = near_tile(m)
+    return triton.cdiv(min(m.n_sink, tokens), tile), triton.cdiv(min(m.n_local, tokens), tile) + 1
 
 
 def scan_workers(device: torch.device) -> int:
@@ -122,7 +126,7 @@ class FFDScratch:
             unit=unit,
             parts=2 if halves else 1,
             zero_point=empty(row_heads, layer.half_step.shape[2], g.group_size, dtype=torch.float32),
-            near_max=empty(row_heads, sum(near_tiles(m)), g.group_size, dtype=torch.float32),
+            near_max=empty(row_heads, sum(near_tiles(layer)), g.group_size, dtype=torch.float32),
             tile=tile,
             buffers=buffers,
             shared=shared,

@@ -68,6 +68,7 @@ CASES = {
     "official pseudo-maximum": Case((330,), num_kv_heads=2).with_knobs(pseudo_max="scan"),
     "windows": Case((330,)).with_knobs(n_sink=10, n_local=70),
     "wide window": Case((330,)).with_knobs(n_sink=40, n_local=200, sub_block=16),
+    "windows beyond the capacity": Case((200, 70)).with_knobs(n_sink=2**31 - 1, n_local=2**31 - 1),
     "no sink": Case((200,)).with_knobs(n_sink=0, n_local=1),
     "infinite": Case((200,)).with_knobs(delta=float("inf")),
     "nothing but the best": Case((260,), group=1).with_knobs(delta=0.0),
