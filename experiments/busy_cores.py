@@ -19,7 +19,10 @@ def advice(device: str) -> str | None:
     cores = os.cpu_count() or 1
     if device != "cpu" or cores == 1 or os.environ.get("OMP_NUM_THREADS") or not hasattr(os, "getloadavg"):
         return None
-    load = os.getloadavg()[0]
+    try:
+        load = os.getloadavg()[0]
+    except OSError:  # unobtainable, as in some containers
+        return None
     if load <= _CROWDED * cores:
         return None
     return (

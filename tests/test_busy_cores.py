@@ -56,6 +56,15 @@ def test_a_machine_without_load_averages_is_no_error(machine, monkeypatch: pytes
     assert advice("cpu") is None
 
 
+def test_load_averages_that_cannot_be_had_are_no_error(machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    def unobtainable() -> tuple[float, float, float]:
+        raise OSError("Load averages are unobtainable")
+
+    machine(50.0)
+    monkeypatch.setattr(os, "getloadavg", unobtainable)
+    assert advice("cpu") is None  # the error ended the run
+
+
 def test_a_run_says_it_once_and_only_when_it_runs(machine, tmp_path, monkeypatch, capsys) -> None:
     import torch
 

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import copy
+import io
 import threading
 import types
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import pytest
 import torch
 
 import ffd
+from ffd import replacement
 from ffd.fused_model import _altered
 from ffd.fusion import Fusion
 from ffd.methods import create
@@ -132,3 +136,59 @@ def test_replacements_in_one_thread_may_nest() -> None:
         seen.append(file.rotate())
     assert seen == ["inner", "outer"]
     assert file.rotate is original
+
+
+class Interrupted(dict[int, Callable[..., Any]]):
+    """Functions of threads, of which none can be added any more."""
+
+    def __setitem__(self, thread: int, function: Callable[..., Any]) -> None:
+        raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("owned", [True, False])
+def test_placing_that_fails_half_way_takes_back_what_it_placed(owned: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second = torch.nn.Linear(4, 4), types.ModuleType("modeling")
+    if owned:
+        first.forward = lambda x: 2 * x  # type: ignore[method-assign]
+    before = dict(vars(first))
+    placing = swapped([Replacement(first, "forward", lambda x: 0), Replacement(second, "absent", lambda: "fused")])
+    with pytest.raises(AttributeError, match="absent"), placing:
+        pytest.fail("the step ran")
+    assert vars(first) == before  # the first replacement stayed for good
+
+    class Switch(replacement._Switch):
+        def __init__(self, owner: Any, name: str) -> None:
+            super().__init__(owner, name)
+            if owner is second:
+                self._functions = Interrupted()
+
+    second.rotate = original = lambda: "own"  # type: ignore[attr-defined]
+    monkeypatch.setattr(replacement, "_Switch", Switch)
+    placing = swapped([Replacement(first, "forward", lambda x: 0), Replacement(second, "rotate", lambda: "fused")])
+    with pytest.raises(KeyboardInterrupt), placing:
+        pytest.fail("the step ran")
+    assert vars(first) == before
+    assert second.rotate is original
+    with swapped([Replacement(first, "forward", lambda x: 0)]):  # and the lock is free
+        assert first(3) == 0
+
+
+def saved_and_loaded(model: torch.nn.Module) -> torch.nn.Module:
+    file = io.BytesIO()
+    torch.save(model, file)
+    file.seek(0)
+    return torch.load(file, weights_only=False)
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, saved_and_loaded])
+def test_a_copy_made_during_a_step_has_the_models_own_functions(copied: Callable[..., Any]) -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 4), torch.nn.Linear(4, 4))
+    model[1].forward = model[2].forward  # of its own, and of another module
+    own = model(torch.ones(1, 4))
+    with swapped([Replacement(part, "forward", lambda x: 0) for part in model]):
+        made = copied(model)  # saving failed on a lock, and a copy kept the switches, and so the model itself, for ever
+        assert torch.equal(made(torch.ones(1, 4)), own)
+    assert made[0].forward.__self__ is made[0]
+    assert made[1].forward.__self__ is made[2]
+    assert _altered(made[0]) is None  # so that an engine of the copy fuses it
+    assert _altered(made[1]) is not None
