@@ -14,6 +14,11 @@ def refusal(key: str, value: Any, accepted: str) -> UsageError:
     return UsageError(f"{key}={_written(value)}: expected {accepted}")
 
 
+def removed(key: str) -> UsageError:
+    """The error for a key that is not there (``~key``)."""
+    return UsageError(f"{key}: this key must not be removed from the configuration")
+
+
 def _written(value: Any) -> str:
     if isinstance(value, list | tuple):
         return f"[{','.join(map(_written, value))}]"
@@ -99,13 +104,16 @@ def mapping(values: Mapping[str, Any], key: str, accepted: str = "keys and value
 
 
 def settings(values: Mapping[str, Any], key: str, known: Iterable[str]) -> dict[str, Any]:
-    """A group of keys, all of them known: one that was added (``+key.other=1``) would be passed over in silence."""
+    """A group of keys, all that are known and no other: one that was added (``+key.other=1``) would be passed over."""
     found, names = mapping(values, key), tuple(known)
     for name in found:
         if f"{key}.{name}" in RENAMED:
             raise renamed(f"{key}.{name}", f"{key}.{name}={_written(found[name])}")
         if name not in names:
             raise UsageError(f"{key}.{name}={found[name]}: no such key; expected one of {', '.join(names)}")
+    for name in names:
+        if name not in found:
+            raise removed(f"{key}.{name}")
     return found
 
 

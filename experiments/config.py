@@ -9,7 +9,19 @@ from pathlib import Path
 from typing import Any
 
 from experiments.bench_config import BenchOptions, bench_options
-from experiments.checks import boolean, choice, delta, group, integer, names, settings, switch, switches, text
+from experiments.checks import (
+    boolean,
+    choice,
+    delta,
+    group,
+    integer,
+    names,
+    removed,
+    settings,
+    switch,
+    switches,
+    text,
+)
 from experiments.errors import UsageError
 from experiments.options import (
     MATCH_TARGETS,
@@ -115,7 +127,7 @@ def run_config(composed: Mapping[str, Any], *, multirun: bool = False) -> RunCon
     try:
         return _run_config(composed, multirun=multirun)
     except KeyError as error:
-        raise UsageError(f"{error.args[0]}: this key must not be removed from the configuration") from None
+        raise removed(error.args[0]) from None
 
 
 def _run_config(composed: Mapping[str, Any], *, multirun: bool) -> RunConfig:

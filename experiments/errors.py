@@ -49,8 +49,11 @@ def hydra_line(error: BaseException, overrides: Sequence[str]) -> str:
         group, value = missing.groups()
         options = re.findall(r"^\t(\S+)$", text, flags=re.MULTILINE)
         return f"{group}={value}: expected one of {', '.join(options)}"
-    unknown = re.search(r"Key '([^']+)' is not in struct\s+full_key: (\S+)", text) or re.search(
-        r"Could not override '([^']+)'", text
+    unknown = (
+        re.search(r"Key '([^']+)' is not in struct\s+full_key: (\S+)", text)
+        or re.search(r"Could not override '([^']+)'", text)
+        # Of other keys this is said where they are null, too.
+        or re.search(rf"Could not delete from config\. '({'|'.join(map(re.escape, RENAMED))})'", text)
     )
     if unknown:
         key = unknown.groups()[-1]

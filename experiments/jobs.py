@@ -48,12 +48,27 @@ def combinations(arguments: Sequence[str]) -> list[tuple[str, ...]]:
         for override in overrides:
             key = override.get_key_element()
             if override.is_sweep_override():
-                axes[key] = [f"{key}={value}" for value in override.sweep_string_iterator()]
+                axes[key] = [f"{key}={value}" for value in override.sweep_iterator(_as_typed)]
             else:
                 axes[key] = [str(override.input_line)]  # as typed: interpolations and quotes included
     except HydraException as error:
         raise UsageError(hydra_line(error, arguments)) from None
     return list(itertools.product(*axes.values()))
+
+
+def _as_typed(value: Any) -> str:
+    """A value as a command line has it: Hydra writes Python's True and False."""
+    from hydra.core.override_parser.types import Transformer
+
+    return Transformer.str(_spelt(value))
+
+
+def _spelt(value: Any) -> Any:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, list):
+        return [_spelt(entry) for entry in value]
+    return {key: _spelt(entry) for key, entry in value.items()} if isinstance(value, dict) else value
 
 
 def plan(sweeps: Iterable[Sequence[str]]) -> list[Job]:

@@ -15,7 +15,7 @@ from experiments.config import RunConfig
 from experiments.defaults import fill_task
 from experiments.errors import UsageError
 from experiments.refusals import refusals
-from ffd.executor import resolve_executor
+from experiments.settings import executor_here
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ def prepare(config: RunConfig) -> Prepared:
     """
     with refusals():
         spec = ModelSpec(**{key: value for key, value in config.model.items() if value is not None})
-        executor = resolve_executor(config.executor, torch.device("cuda" if torch.cuda.is_available() else "cpu"))
+        executor = executor_here(config)
         model = describe(spec)
         task, notes = fill_task(
             config.task, runner=config.runner, context_length=model.context_length, has_gpu=torch.cuda.is_available()

@@ -11,7 +11,7 @@ from eval.records import TaskError
 from experiments.errors import UsageError, one_line
 from ffd.executor import ExecutorError
 from ffd.methods import KnobError
-from ffd.support import UnsupportedModelError
+from ffd.support import SettingError, UnsupportedModelError
 
 REFUSALS = (DataError, ExecutorError, KnobError, ModelError, TaskError, UnsupportedModelError)
 """Errors whose text is one line with field, value and what is accepted."""
@@ -22,5 +22,7 @@ def refusals(*others: type[Exception]) -> Iterator[None]:
     """Raise `REFUSALS`, and ``others`` like them, as `UsageError`."""
     try:
         yield
+    except SettingError as error:  # the engine's own words are for a caller in Python
+        raise UsageError(f"engine.{error.setting}=true: {error.reason}; expected auto or false") from None
     except (*REFUSALS, *others) as error:
         raise UsageError(one_line(error)) from None

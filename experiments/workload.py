@@ -7,8 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-
 from eval.answer import stop_tokens
 from eval.models import LoadedModel, ModelDescription, ModelSpec, describe, load_model
 from eval.records import Sample
@@ -17,7 +15,7 @@ from experiments.errors import UsageError
 from experiments.identity import digest
 from experiments.prepare import prepare, prompts_fingerprint
 from experiments.refusals import refusals
-from ffd.executor import resolve_executor
+from experiments.settings import executor_here
 
 
 @dataclass(frozen=True)
@@ -96,7 +94,7 @@ def _of_text(config: RunConfig) -> Workload:
         raise UsageError(f"fidelity.text_file={options.text_file}: cannot be read as text ({error})") from None
     with refusals():
         spec = ModelSpec(**{key: value for key, value in config.model.items() if value is not None})
-        executor = resolve_executor(config.executor, torch.device("cuda" if torch.cuda.is_available() else "cpu"))
+        executor = executor_here(config)
         model = describe(spec)
     if options.prompt_tokens + options.new_tokens > model.context_length:
         raise UsageError(

@@ -20,7 +20,7 @@ from ffd.fused_modules import (
     is_norm,
     is_swiglu_mlp,
 )
-from ffd.fusion import Fusion
+from ffd.fusion import ALL, Fusion
 from ffd.kernels.weights import MAX_TOKENS
 from ffd.replacement import Replacement, standing
 
@@ -43,9 +43,9 @@ def fuse(model: Any, tokens: int) -> Fusion:
         Rows of the batch: tokens of one decode step.
     """
     fusion = Fusion()
-    reason = _why_not_at_all(model, tokens)
+    reason = outside_kernels(model.dtype, tokens) or _compiled(model)
     if reason is not None:
-        fusion.refused["all"] = reason
+        fusion.refused[ALL] = reason
         return fusion
     check = _Check(model, tokens)
     with torch.inference_mode():
@@ -68,11 +68,16 @@ def fuse(model: Any, tokens: int) -> Fusion:
     return fusion
 
 
-def _why_not_at_all(model: Any, tokens: int) -> str | None:
-    if model.dtype not in (torch.bfloat16, torch.float16):
-        return f"dtype {model.dtype}: kernels are for 16-bit weights"
+def outside_kernels(dtype: torch.dtype, tokens: int) -> str | None:
+    """Reason why the kernels are not for such weights or steps, or None."""
+    if dtype not in (torch.bfloat16, torch.float16):
+        return f"dtype {dtype}: kernels are for 16-bit weights"
     if tokens > MAX_TOKENS:
         return f"{tokens} tokens a step: kernels are for at most {MAX_TOKENS}"
+    return None
+
+
+def _compiled(model: Any) -> str | None:
     if any(m._compiled_call_impl is not None or "_orig_mod" in m._modules for m in model.modules()):
         return "torch.compile: a compiled graph has the model's own modules in it"
     return None

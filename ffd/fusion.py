@@ -13,10 +13,16 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ffd.cache import UnsupportedModelError
 from ffd.replacement import Replacement, swapped
+from ffd.support import SettingError
+
+if TYPE_CHECKING:
+    import torch
+
+ALL = "all"
+"""In place of a kind of module: every one of the model's."""
 
 
 @dataclass
@@ -52,6 +58,31 @@ class Fusion:
         return True
 
 
+def why_not_fusable(device: torch.device, dtype: torch.dtype, tokens: int) -> str | None:
+    """Reason why no module of any model can be fused, or None; known before a model is loaded.
+
+    Parameters
+    ----------
+    device, dtype
+        Where a model would run, and of its weights.
+    tokens
+        Rows of the batch: tokens of one decode step.
+    """
+    reason = without_gpu(device)
+    if reason is not None:
+        return reason
+    from ffd.fused_model import outside_kernels
+
+    return outside_kernels(dtype, tokens)
+
+
+def without_gpu(device: torch.device, *, demanded: bool = True) -> str | None:
+    """Reason why kernels cannot run on a device, or None; interpreted ones are for tests, which demand them."""
+    if device.type == "cuda" or (demanded and os.environ.get("TRITON_INTERPRET") == "1"):
+        return None
+    return f"device {device.type}: kernels need a GPU"
+
+
 def resolve_fusion(requested: bool | str, model: Any, tokens: int) -> Fusion:
     """What to fuse in a model.
 
@@ -66,21 +97,21 @@ def resolve_fusion(requested: bool | str, model: Any, tokens: int) -> Fusion:
 
     Raises
     ------
-    UnsupportedModelError
+    SettingError
         For True where a module keeps its original, with the reason.
     """
     if not isinstance(requested, bool) and requested != "auto":
         raise ValueError(f"fuse={requested}: expected True, False or auto")
     if requested is False:
-        return Fusion(refused={"all": "fuse=False was asked for"})
-    runs = model.device.type == "cuda" or (requested is True and os.environ.get("TRITON_INTERPRET") == "1")
-    if runs:
+        return Fusion(refused={ALL: "fuse=False was asked for"})
+    reason = without_gpu(model.device, demanded=requested is True)
+    if reason is None:
         from ffd.fused_model import fuse
 
         fusion = fuse(model, tokens)
     else:
-        fusion = Fusion(refused={"all": f"device {model.device.type}: kernels need a GPU"})
+        fusion = Fusion(refused={ALL: reason})
     if requested is True and fusion.refused:
         kind, reason = next(iter(fusion.refused.items()))
-        raise UnsupportedModelError(f"fuse=True: {kind}: {reason}")
+        raise SettingError("fuse", reason if kind == ALL else f"{kind}: {reason}")
     return fusion

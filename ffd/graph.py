@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from ffd.support import UnsupportedModelError
+from ffd.support import SettingError
 
 _WARM_UPS = 2  # compiles kernels and lets cuBLAS allocate its workspaces outside the capture
 
@@ -26,8 +26,9 @@ def why_not_capturable(config: Any, sliding_layers: int, device: torch.device) -
     device
         Where the model runs.
     """
-    if device.type != "cuda":
-        return f"device {device.type} has no CUDA graphs"
+    reason = without_graphs(device)
+    if reason is not None:
+        return reason
     if sliding_layers:
         return f"{sliding_layers} sliding-window layers use a growing cache"
     rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
@@ -35,6 +36,11 @@ def why_not_capturable(config: Any, sliding_layers: int, device: torch.device) -
     if kind in _LENGTH_DEPENDENT_ROPE:
         return f"rope type {kind} depends on the length on the host"
     return None
+
+
+def without_graphs(device: torch.device) -> str | None:
+    """Reason why no step can be captured on a device, or None."""
+    return None if device.type == "cuda" else f"device {device.type} has no CUDA graphs"
 
 
 def resolve_graph(requested: bool | str, config: Any, sliding_layers: int, device: torch.device) -> str | None:
@@ -51,14 +57,14 @@ def resolve_graph(requested: bool | str, config: Any, sliding_layers: int, devic
     ------
     ValueError
         For another request.
-    UnsupportedModelError
+    SettingError
         For True where steps cannot be captured, with the reason.
     """
     if not isinstance(requested, bool) and requested != "auto":
         raise ValueError(f"graph={requested}: expected True, False or auto")
     obstacle = why_not_capturable(config, sliding_layers, device)
     if requested is True and obstacle is not None:
-        raise UnsupportedModelError(f"graph=True: {obstacle}")
+        raise SettingError("graph", obstacle)
     if requested is False and obstacle is None:
         return "graph=False was asked for"
     return obstacle

@@ -22,6 +22,22 @@ class UnsupportedModelError(ValueError):
     """The model or the call uses a feature that sparse decoding does not implement; the message names it."""
 
 
+class SettingError(UnsupportedModelError):
+    """A setting of the engine is True, and what that demands cannot be had.
+
+    Parameters
+    ----------
+    setting
+        ``graph`` or ``fuse``.
+    reason
+        Why not, in a few words.
+    """
+
+    def __init__(self, setting: str, reason: str) -> None:
+        super().__init__(f"{setting}=True: {reason}; expected auto or False")
+        self.setting, self.reason = setting, reason
+
+
 @dataclass(frozen=True)
 class AttentionShape:
     """What a model's configuration says of its attention."""

@@ -200,7 +200,7 @@ def test_a_dry_run_leaves_nothing(command, tmp_path, monkeypatch, capsys):
         (["task.gen_kwargs={num_beams: 2}"], "num_beams=2"),
         (["task.gen_kwargs={max_gen_toks: 5000}"], "max_gen_toks=5000"),
         (["runner=prompts"], "runner=prompts"),
-        (["engine.graph=true"], "engine.graph=True"),
+        (["engine.graph=true"], "engine.graph=true: expected auto or false with task=lm_eval"),
         (["shard=1/2"], "shard=1/2"),
         (["method.token_budget=0"], "token_budget=0"),
         (["delta=3"], "delta=3"),

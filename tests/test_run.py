@@ -363,7 +363,9 @@ BAD = [
     ("out=/proc/nowhere", "/proc/nowhere"),
     ("delta=[1", "delta=[1"),
     ("~seed", "seed: this key must not be removed"),
-    ("~engine.graph", "graph: this key must not be removed"),
+    ("~engine.graph", "error: engine.graph: this key must not be removed"),  # only 'graph' was named
+    ("~engine.fuse", "error: engine.fuse: this key must not be removed"),
+    ("~bench.fuse", "~bench.fuse: bench.fuse is called engine.fuse now"),
     ("method.name=null", "method.name=null"),
     ("seed=null", "seed=null: expected an integer"),
     ("task.tasks=5", "task.tasks=5: expected a list of names"),
@@ -377,7 +379,8 @@ BAD = [
     ("out=''", "out="),
     ("engine.graph=1", "engine.graph=1: expected auto, true or false"),
     ("engine.fuse=quick", "engine.fuse=quick: expected auto, true or false"),
-    ("engine.fuse=true", "fuse=True"),
+    ("engine.fuse=true", "engine.fuse=true: device cpu: kernels need a GPU; expected auto or false"),
+    ("engine.graph=true", "engine.graph=true: device cpu has no CUDA graphs; expected auto or false"),
     ("engine.fuse=[auto,false]", "engine.fuse=[auto,false]: expected auto, true or false; a list of them with runner="),
     ("bench.fuse=false", "bench.fuse=false: bench.fuse is called engine.fuse now"),
     ("method.block_size=128.0", "block_size=128.0"),
@@ -400,7 +403,15 @@ def test_bad_input_gets_one_clear_line(command, tmp_path, monkeypatch, capsys, b
     assert not list(tmp_path.rglob("samples.jsonl"))
 
 
+@pytest.mark.parametrize("setting", ["fuse", "graph"])
+def test_a_dry_run_refuses_what_the_run_would(command, monkeypatch, capsys, setting):
+    assert invoke([*command, f"engine.{setting}=true", "dry_run=true"], monkeypatch) == 2  # was planned
+    assert f"error: engine.{setting}=true: device cpu" in capsys.readouterr().err
+
+
 def test_a_full_standard_output_is_one_line(command):
+    if not Path("/dev/full").is_char_device():
+        pytest.skip("this system has no device that is always full")
     with Path("/dev/full").open("w") as full:
         done = subprocess.run(
             [sys.executable, "run.py", *command], cwd=ROOT, stdout=full, stderr=subprocess.PIPE, text=True

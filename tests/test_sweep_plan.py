@@ -32,6 +32,16 @@ def test_every_combination_in_order():
     ]
 
 
+def test_values_are_written_as_a_command_line_has_them():
+    assert lines("engine.fuse=true,false") == ["engine.fuse=true", "engine.fuse=false"]  # were True and False
+    listed = lines("runner=throughput", "engine.fuse=[auto,true],[false]", "task.template='True',null")
+    assert [line.split()[1:] for line in listed] == [
+        [fuse, template]
+        for fuse in ("engine.fuse=[auto,true]", "engine.fuse=[false]")
+        for template in ("task.template='True'", "task.template=null")
+    ]
+
+
 def test_a_knob_is_dropped_for_methods_without_it_and_equal_jobs_run_once():
     assert lines("method=dense,ffd,quest", "delta=3,5", "method.token_budget=512,1024", "seed=1") == [
         "method=dense seed=1",

@@ -14,6 +14,7 @@ import torch
 from analysis.load import load
 from analysis.tables import build_tables
 from experiments.key_figures import key_figures
+from experiments.throughput import demanded
 from experiments.throughput import engine_row as engine_rows
 from experiments.throughput.__main__ import main
 from experiments.throughput.bench import Bench, measure
@@ -24,9 +25,11 @@ from experiments.throughput.row import kv_bytes, weight_bytes
 from experiments.throughput.steps import WINDOW, Steps, stored_bytes
 from experiments.throughput.summary import break_even
 from ffd.methods import create
+from ffd.support import SettingError
 from tests.run_in_process import invoke, only_run
 
 TOKENS = 512
+NO_FUSION = "engine.fuse=true: device cpu: kernels need a GPU; expected auto or false"
 FFD_64 = create("ffd", {"block_size": 64})
 ARGUMENTS = ["runner=throughput", "bench.geometry=toy", "tracker=none", "bench.T=[256,512]", "method.block_size=64"]
 
@@ -249,6 +252,32 @@ def test_one_key_times_the_engine_with_and_without_its_fused_kernels(monkeypatch
     ]
 
 
+def test_a_demand_that_cannot_be_met_is_refused_before_the_first_row(monkeypatch, tmp_path, capsys):
+    if torch.cuda.is_available():
+        pytest.skip("says what is refused without a GPU")
+    arguments = [*ARGUMENTS, "engine.fuse=[auto,true,false]", "bench.T=256", f"out={tmp_path}"]
+    assert invoke(arguments, monkeypatch) == 2
+    printed = capsys.readouterr()
+    assert printed.err == f"error: {NO_FUSION}\n"  # was: fuse=True: all: device cpu ...
+    assert not list(tmp_path.rglob("samples.jsonl"))  # two of six rows were timed, and false was never
+    assert "fair dense" not in printed.out
+
+
+def test_each_demand_of_a_grid_is_looked_at(bench, monkeypatch):
+    monkeypatch.setattr("ffd.fusion.without_gpu", lambda device: None)
+    one, many = (list(cases(Grid([(b, 256)], fuse=("auto", "true")), [])) for b in (1, 17))
+    demanded.require_fusable(one, "cpu", "bfloat16")
+    with pytest.raises(SettingError, match=r"^fuse=True: 17 tokens a step: kernels are for at most 16; expected auto"):
+        demanded.require_fusable([*one, *many], "cpu", "bfloat16")
+    with pytest.raises(SettingError, match=r"^fuse=True: dtype torch.float32: kernels are for 16-bit weights; "):
+        demanded.require_fusable(one, "cpu", "float32")
+    demanded.require_fusable([case for case in many if case.fuse == "auto"], "cpu", "float32")
+    asked: list[tuple[object, int]] = []
+    monkeypatch.setattr(demanded, "resolve_fusion", lambda requested, model, rows: asked.append((requested, rows)))
+    demanded.require_fused([*many, *one], bench)
+    assert asked == [(True, 1), (True, 17)]
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -261,7 +290,9 @@ def test_one_key_times_the_engine_with_and_without_its_fused_kernels(monkeypatch
         (["engine.fuse=[]"], "engine.fuse=[]: expected auto, true or false, or a list of them"),
         (["bench.fuse=[auto,false]"], "bench.fuse=[auto,false]: bench.fuse is called engine.fuse now"),
         (["+bench.fuse=[auto,false]"], "bench.fuse=[auto,false]: bench.fuse is called engine.fuse now"),
-        (["engine.fuse=true"], "fuse=True: all: device cpu: kernels need a GPU"),
+        (["engine.fuse=true"], f"error: {NO_FUSION}\n"),
+        (["engine.fuse=true", "dry_run=true"], f"error: {NO_FUSION}\n"),  # was planned
+        (["engine.graph=true", "dry_run=true"], "error: engine.graph=true: device cpu has no CUDA graphs; expected"),
         (["model.dtype=int8"], "model.dtype=int8: expected one of auto, float32"),  # was a failed run
         (["+bench.extra=1"], "bench.extra=1: no such key; expected one of B, T"),  # was passed over
         (["match.keep_io=0.2"], "match.keep_io=0.2: expected null with runner=throughput"),
@@ -294,6 +325,7 @@ def test_the_bare_command_writes_a_record(tmp_path, capsys):
         (["--grid", "1x256", "--kept", "1.5"], "--kept: 1.5: expected a number in (0, 1]"),
         (["--grid", "1x256", "--prefill-tokens", "-4"], "--prefill-tokens: -4: expected an integer >= 0"),
         (["--grid", "1x256", "--geometry", "llama31_8b"], "--geometry=llama31_8b: needs a GPU"),  # ate all memory
+        (["--grid", "1x256", "--fuse", "auto", "true"], "error: --fuse=true: device cpu: kernels need a GPU; expected"),
         (["--grid", "1x256", "--methods", "kivi"], "group_size=32: expected a divisor of head_dim=16; 1 rows are in"),
     ],
 )

@@ -9,6 +9,7 @@ from typing import Any
 from eval.lm_harness.config import LmEvalConfig, make_config
 from eval.lm_harness.tasks import LoadedTasks, load_tasks
 from eval.models import ModelDescription, ModelSpec, describe
+from experiments.checks import refusal
 from experiments.config import RunConfig
 from experiments.engines import make_method
 from experiments.errors import UsageError
@@ -97,9 +98,7 @@ def prepare(config: RunConfig) -> PreparedEvaluation:
     UsageError
         For whatever cannot be had as asked.
     """
-    import torch
-
-    from ffd.executor import resolve_executor
+    from experiments.settings import executor_here
 
     _refuse_inapplicable(config)
     with refusals():
@@ -109,7 +108,7 @@ def prepare(config: RunConfig) -> PreparedEvaluation:
         except ModuleNotFoundError as error:
             raise UsageError(f"task=lm_eval: {error.name} is not installed; pip install -e '.[lm-eval]'") from None
         spec = ModelSpec(**{key: value for key, value in config.model.items() if value is not None})
-        executor = resolve_executor(config.executor, torch.device("cuda" if torch.cuda.is_available() else "cpu"))
+        executor = executor_here(config)
         model = describe(spec)
         tasks = load_tasks(task, chat_renderer(model.tokenizer), model.name)
     return PreparedEvaluation(config, spec, model, task, tasks, executor)
@@ -127,5 +126,5 @@ def _refuse_inapplicable(config: RunConfig) -> None:
         ("match.target", config.match.target, None),
     ):
         if value != accepted and not (key in ("engine.graph", "engine.fuse") and value is False):
-            wanted = "null" if accepted is None else accepted
-            raise UsageError(f"{key}={value}: expected {wanted} with task=lm_eval")
+            wanted = "null" if accepted is None else "auto or false" if accepted == "auto" else accepted
+            raise refusal(key, value, f"{wanted} with task=lm_eval")

@@ -29,11 +29,12 @@ from experiments.throughput.cases import (
     Grid,
     cases,
 )
+from experiments.throughput.demanded import require_fusable, require_fused
 from experiments.throughput.models import GEOMETRIES, SMALL, random_model
 from experiments.throughput.summary import break_even, line
 from ffd.executor import ExecutorError
 from ffd.methods import KnobError, create, method_names
-from ffd.support import UnsupportedModelError
+from ffd.support import SettingError, UnsupportedModelError
 
 
 def point(text: str) -> tuple[int, int]:
@@ -82,12 +83,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "rows": [],
         "break_even": [],
     }
-    bench = Bench(
-        random_model(given.geometry, device, dtype),
-        device_class(),
-        bandwidth,
-        prefill_chunk=prefill_chunk(None, device),
-    )
     grid = Grid(
         points=given.grid,
         kept=given.kept,
@@ -97,11 +92,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
         transformers_points=given.paper_grid,
     )
     try:
-        for row in measure(bench, cases(grid, [create(name) for name in given.methods])):
+        planned = list(cases(grid, [create(name) for name in given.methods]))
+        require_fusable(planned, device, dtype)
+        bench = Bench(
+            random_model(given.geometry, device, dtype),
+            device_class(),
+            bandwidth,
+            prefill_chunk=prefill_chunk(None, device),
+        )
+        require_fused(planned, bench)
+        for row in measure(bench, planned):
             record["rows"].append(row)
             record["break_even"] = break_even(record["rows"])
             write_record(given.out, record)
             print(line(row), flush=True)
+    except SettingError as error:
+        line_of_command.error(f"--{error.setting}=true: {error.reason}; expected auto or false")
     except (UnsupportedModelError, ExecutorError, KnobError) as error:
         line_of_command.error(f"{error}; {len(record['rows'])} rows are in {given.out}")
     for found in record["break_even"]:

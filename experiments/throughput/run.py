@@ -13,6 +13,7 @@ from experiments.engines import make_method, prefill_chunk
 from experiments.errors import UsageError
 from experiments.lifecycle import Rows, StudyRun, code_and_machine
 from experiments.progress import console
+from experiments.refusals import refusals
 from experiments.table import number, results
 from experiments.throughput.cases import (
     CPU_POINTS,
@@ -36,6 +37,9 @@ def run_throughput(config: RunConfig) -> int:
     """Run, resume or show one record; returns the exit code."""
     import torch
 
+    from experiments.settings import executor_here
+    from experiments.throughput.demanded import require_fusable
+
     gpu = torch.cuda.is_available()
     chosen = subject(config, gpu)
     method = make_method(config.method)
@@ -43,6 +47,9 @@ def run_throughput(config: RunConfig) -> int:
     planned = tuple(cases(asked, [method]))
     if not planned:
         raise UsageError(f"bench.protocols={','.join(config.bench.protocols)}: expected {FAIR} too, without a GPU")
+    with refusals():
+        executor_here(config)
+        require_fusable(planned, "cuda" if gpu else "cpu", chosen.dtype)
     identity = {
         "runner": "throughput",
         "method": dict(config.method),
@@ -117,26 +124,22 @@ class ThroughputRun(StudyRun):
         from experiments.environment import device_class
         from experiments.kernel.timing import read_bandwidth
         from experiments.throughput.bench import Bench, measure
-        from ffd.cache import UnsupportedModelError
-        from ffd.executor import ExecutorError
-        from ffd.methods import KnobError
+        from experiments.throughput.demanded import require_fused
 
         model = self.subject.load("cuda" if device_class() != "cpu" else "cpu")
         chunk = prefill_chunk(self.config.prefill_chunk, model.device.type)
         bandwidth = 1e6 * read_bandwidth(model.device.type)
         bench = Bench(model, device_class(), bandwidth, self.config.executor, self.config.graph, chunk)
+        require_fused(pending.values(), bench)
         started = time.perf_counter()
-        try:
-            for (task, index), measured in zip(pending, measure(bench, pending.values()), strict=True):
-                seconds = time.perf_counter() - started
-                row = {"task": task, "index": index, **measured, "read_bandwidth": bandwidth, "seconds": seconds}
-                self.store.append_sample(row)
-                rows[task, index] = row
-                tracker.log({key: row[key] for key in ("ms_per_step", "tokens_per_second", "kept") if key in row})
-                console.print(f"[{len(rows)}/{len(self.cases)}] {line(row)}")
-                started = time.perf_counter()
-        except (UnsupportedModelError, ExecutorError, KnobError) as error:
-            raise UsageError(str(error)) from None
+        for (task, index), measured in zip(pending, measure(bench, pending.values()), strict=True):
+            seconds = time.perf_counter() - started
+            row = {"task": task, "index": index, **measured, "read_bandwidth": bandwidth, "seconds": seconds}
+            self.store.append_sample(row)
+            rows[task, index] = row
+            tracker.log({key: row[key] for key in ("ms_per_step", "tokens_per_second", "kept") if key in row})
+            console.print(f"[{len(rows)}/{len(self.cases)}] {line(row)}")
+            started = time.perf_counter()
 
     def summarize(self, rows: Rows) -> dict[str, Any]:
         """All rows and the break-even points between them."""

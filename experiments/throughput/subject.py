@@ -41,11 +41,11 @@ def subject(config: RunConfig, gpu: bool) -> Subject:
     from eval.models import DTYPES, ModelError, ModelSpec, describe
 
     geometry = config.bench.geometry
-    dtype = config.model["dtype"]
+    dtype = config.model.get("dtype")
     choice("model.dtype", "auto" if dtype is None else dtype, DTYPES)
     plain = dtype if dtype not in (None, "auto") else "bfloat16" if gpu else "float32"
     if geometry is not None:
-        if config.model["path"] is not None:
+        if config.model.get("path") is not None:
             raise UsageError(f"bench.geometry={geometry}: expected null where model.path is given")
         if geometry not in SMALL and not gpu:
             raise UsageError(f"bench.geometry={geometry}: needs a GPU; expected null or {', '.join(SMALL)} without one")
