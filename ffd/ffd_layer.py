@@ -17,11 +17,11 @@ from ffd.methods.base import Executor, LayerGeometry, MethodLayer, RowState, Sel
 from ffd.methods.dense import write_token
 from ffd.quantization import (
     CODES_PER_BYTE,
+    INT8_RESIDUAL_STEP,
     SCALE_DTYPE,
     odd_levels,
     quantize_blocks,
     residual_dtype,
-    residual_in_half_steps,
 )
 from ffd.scan import operand_scores, scan_operand, scanned_tokens
 
@@ -140,7 +140,8 @@ class FFDLayer(MethodLayer):
     def _scores(self, q: Tensor, scale: float, num_tokens: int) -> tuple[Tensor, Tensor]:
         """Scan scores and what the residual adds, both float32 [B, Hq, N] in natural units.
 
-        Thumbnails are small odd integers, exact in any format.
+        Thumbnails are small odd integers, exact in any format. An int8 residual counts in half steps too and is
+        multiplied with the same operand; an e4m3 residual is a part of the key, multiplied with the query itself.
         """
         m = self.method
         block = m.block_size
@@ -158,13 +159,10 @@ class FFDLayer(MethodLayer):
             scan[..., :whole] = torch.where(quantised, thumbnails, tail[..., :whole])
             if self.residual is not None:
                 stored = self.residual[:, :, :whole]
-                if m.residual == "exact":
-                    added = reference.key_scores(q, stored, scale) - thumbnails
+                if m.residual == "int8":
+                    added = operand_scores(operand, stored.float() * INT8_RESIDUAL_STEP, block)
                 else:
-                    shaped = residual_in_half_steps(
-                        stored.unflatten(2, (num_blocks, block)), self.half_step[:, :, :num_blocks]
-                    )
-                    added = operand_scores(operand, shaped.flatten(2, 3), block)
+                    added = reference.key_scores(q, stored, scale) - (thumbnails if m.residual == "exact" else 0.0)
                 refinement[..., :whole] = torch.where(quantised, added, 0.0)
         return scan, refinement
 

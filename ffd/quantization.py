@@ -149,27 +149,6 @@ def quantize_blocks(keys: Tensor, levels: Levels, residual: Residual) -> Quantiz
     return QuantizedBlocks(pack_codes(codes), half_step, stored)
 
 
-def residual_in_half_steps(residual: Tensor, half_step: Tensor) -> Tensor:
-    """Stored residual as multiples of the half step, the form in which scores use it.
-
-    Parameters
-    ----------
-    residual
-        int8 or float8_e4m3fn [..., block_size, d].
-    half_step
-        [..., d].
-
-    Returns
-    -------
-    Tensor
-        float32 [..., block_size, d], in [-1, 1] up to rounding for int8.
-    """
-    if residual.dtype == torch.int8:
-        return residual.float() * INT8_RESIDUAL_STEP
-    h = half_step.float().unsqueeze(-2)
-    return torch.where(h > 0, residual.float() / torch.where(h > 0, h, torch.ones_like(h)), torch.zeros_like(h))
-
-
 def dequantize_blocks(blocks: QuantizedBlocks) -> Tensor:
     """Invert `quantize_blocks` up to the residual's precision: float32 [..., block_size, head_dim]."""
     if blocks.residual is not None and blocks.residual.dtype not in (torch.int8, torch.float8_e4m3fn):
