@@ -7,6 +7,7 @@ methods, engines or files of results. A runner knows suites only through :class:
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -14,6 +15,12 @@ from typing import Any, Protocol
 
 class TaskError(ValueError):
     """A task cannot be run as asked; the message names the field, the value and what is accepted."""
+
+
+def excerpt(value: Any) -> str:
+    """JSON text of a value that a file holds, short enough for a message."""
+    text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 @dataclass(frozen=True)

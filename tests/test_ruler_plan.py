@@ -1,6 +1,7 @@
 """What RULER plans: lengths that are too small, absent or substituted data, impossible requests."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -123,7 +124,7 @@ def test_own_files_take_the_place_of_the_fetched_ones(make, pieces, offline, tmp
     assert not plan.official
     assert "ruler/squad: not the official file" in plan.notes
     assert suite.samples("qa_2")[3].references == ("Person 3",)
-    with pytest.raises(TaskError, match=r"task.samples=41: qa_1 has 40 questions"):
+    with pytest.raises(TaskError, match=r"^task.samples=41: qa_1 has 40 questions; accepted: 1 to 40$"):
         make(pieces, length=4096, samples=41, tasks=("qa_1",), data_dir=str(tmp_path)).plan()
 
 
@@ -137,9 +138,88 @@ def test_substitute_haystack_is_marked(make, pieces, tmp_path):
 
 def test_unreadable_data_file_is_named(make, pieces, tmp_path):
     (tmp_path / "squad.json").write_text("not json")
-    expected = r"ruler/squad: .*squad.json is not the JSON file expected here \(.*\); accepted: a JSON file laid out as"
+    expected = r"ruler/squad: .*squad.json is not what is expected here \(.*\); accepted: a JSON file laid out as"
     with pytest.raises(TaskError, match=expected):
         make(pieces, length=4096, tasks=("qa_1",), data_dir=str(tmp_path)).plan()
+
+
+def squad_file(context="About it.", **question):
+    asked = {"question": "What?", "answers": [{"text": "it"}], "is_impossible": False, **question}
+    return {"data": [{"paragraphs": [{"context": context, "qas": [asked]}]}]}
+
+
+def hotpot_file(**changes):
+    return [{"question": "What?", "answer": "it", "context": [["About", ["It is. ", ""]]], **changes}]
+
+
+ESSAYS, SQUAD, HOTPOT, WORDS = "PaulGrahamEssays.json", "squad.json", "hotpotqa.json", "english_words.json"
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "said"),
+    [
+        (ESSAYS, {"text": ""}, 'field text is ""; accepted: a string that is not blank'),  # gave prompts of 83 tokens
+        (ESSAYS, {"text": " \n"}, 'field text is " \\n"; accepted: a string that is not blank'),
+        (ESSAYS, {"text": 5}, "field text is 5; accepted: a string that is not blank"),
+        (ESSAYS, {"essays": "A"}, "field text is missing; accepted: an object with text"),
+        (ESSAYS, ["A"], 'the whole file is ["A"]; accepted: an object with text'),
+        (SQUAD, {"data": []}, "field data is []; accepted: a list that is not empty"),
+        (SQUAD, squad_file(5), "field data[0].paragraphs[0].context is 5; accepted: a string that is not blank"),
+        (SQUAD, squad_file(question=None), "field data[0].paragraphs[0].qas[0].question is null; accepted: a string"),
+        (SQUAD, squad_file(answers=[]), "field data[0].paragraphs[0].qas[0].answers is []; accepted: a list that is"),
+        (SQUAD, squad_file(answers=[{"text": ""}]), 'field data[0].paragraphs[0].qas[0].answers[0].text is ""; acc'),
+        (SQUAD, squad_file(is_impossible=0), "field data[0].paragraphs[0].qas[0].is_impossible is 0; accepted: true"),
+        (SQUAD, squad_file(is_impossible=True), "field data has no question with is_impossible false; accepted: one"),
+        (HOTPOT, {}, "the whole file is {}; accepted: a list that is not empty"),
+        (HOTPOT, hotpot_file(answer=""), 'field [0].answer is ""; accepted: a string that is not blank'),
+        (HOTPOT, hotpot_file(context=[["About"]]), 'field [0].context[0] is ["About"]; accepted: a list of title and'),
+        (HOTPOT, hotpot_file(context=[["About", [3]]]), "field [0].context[0][1][0] is 3; accepted: a string"),
+        (WORDS, {"0": 5}, "field 0 is 5; accepted: a string that is not blank"),  # was taken for the word 5
+        (WORDS, {}, "the whole file is {}; accepted: an object with one entry or more"),
+    ],
+)
+def test_a_data_file_with_a_wrong_field_is_refused_when_the_run_is_planned(make, pieces, tmp_path, file, content, said):
+    (tmp_path / file).write_text(json.dumps(content))
+    task = {ESSAYS: "niah_single_2", SQUAD: "qa_1", HOTPOT: "qa_2", WORDS: "cwe"}[file]
+    with pytest.raises(TaskError) as refused:
+        make(pieces, length=4096, samples=1, tasks=(task,), data_dir=str(tmp_path)).plan()
+    assert f"{tmp_path / file}: {said}" in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_fields_that_no_prompt_needs_may_be_anything(make, pieces, tmp_path):
+    content = squad_file()
+    content["data"][0]["paragraphs"][0]["qas"].append({"is_impossible": True, "question": None})
+    (tmp_path / SQUAD).write_text(json.dumps(content))
+    (tmp_path / HOTPOT).write_text(json.dumps(hotpot_file(context=[["", []], ["About", ["It is."]]], type="bridge")))
+    plan = make(pieces, length=4096, samples=1, tasks=("qa_1", "qa_2"), data_dir=str(tmp_path)).plan()
+    assert plan.tasks == ("qa_1", "qa_2")
+
+
+@pytest.mark.parametrize("damage", ["removed", "no number"])
+def test_a_sentence_splitter_of_the_users_is_checked_and_has_prompts_of_its_own(
+    make, pieces, tmp_path, monkeypatch, damage
+):
+    require("nltk/punkt_tab")
+    own = tmp_path / "punkt"
+    shutil.copytree(data.resolve("nltk/punkt_tab") / "english", own / "english")
+    (tmp_path / ESSAYS).write_text(json.dumps({"text": "A short sentence stands here. " * 900}))
+    suite = make(pieces, length=4096, tasks=("niah_single_2",), data_dir=str(tmp_path))
+    official = suite.sources.fingerprint(["nltk/punkt_tab"], long_list=False)
+    monkeypatch.setenv("FFD_DATA_NLTK_PUNKT_TAB", str(own))
+    file = own / "english" / "ortho_context.tab"
+    file.write_text(file.read_text().rstrip("\n") + "\nffd\t1\n")
+    changed = make(pieces, length=4096, tasks=("niah_single_2",), data_dir=str(tmp_path))
+    assert (
+        changed.sources.fingerprint(["nltk/punkt_tab"], long_list=False) != official
+    )  # prompts of the other were read
+    assert "nltk/punkt_tab: not the official file" in changed.plan().notes
+    if damage == "removed":
+        file.unlink()
+    else:
+        file.write_text("ffd\tmany\n")
+    with pytest.raises(TaskError, match=r"^nltk/punkt_tab: .*punkt.*accepted: a folder whose english/ holds NLTK's"):
+        make(pieces, length=4096, tasks=("niah_single_2",), data_dir=str(tmp_path)).plan()
 
 
 def test_another_seed_is_not_the_official_protocol(make, pieces):

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
-from eval.records import TaskError
+from eval.records import TaskError, excerpt
 
 
 @dataclass(frozen=True)
@@ -73,10 +73,5 @@ def _parse(line: str, where: str, schema: Mapping[str, Kind]) -> dict[str, Any]:
         if name not in item:
             raise TaskError(f"{where}: field {name!r} is missing; accepted: an object with {', '.join(schema)}")
         if not kind.holds(item[name]):
-            raise TaskError(f"{where}: field {name!r} is {_excerpt(item[name])}; accepted: {kind.accepted}")
+            raise TaskError(f"{where}: field {name!r} is {excerpt(item[name])}; accepted: {kind.accepted}")
     return item
-
-
-def _excerpt(value: Any) -> str:
-    text = json.dumps(value, ensure_ascii=False)
-    return text if len(text) <= 60 else f"{text[:57]}..."

@@ -70,7 +70,9 @@ def _skip(suite: RulerSuite, name: str) -> Skipped | None:
         if isinstance(task.kind, QuestionTask):
             available = len(suite.sources.questions(task.kind).questions)
             if suite.config.samples > available:
-                raise TaskError(f"task.samples={suite.config.samples}: {name} has {available} questions")
+                raise TaskError(
+                    f"task.samples={suite.config.samples}: {name} has {available} questions; accepted: 1 to {available}"
+                )
         if not make_generator(task, suite.setting(name), suite.sources).surely_fits():
             suite.rows(name)
     except data.SourceUnavailable as error:

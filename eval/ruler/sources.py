@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 from eval import data
 from eval.records import TaskError
 from eval.ruler.essays import Essays, official_order, starts_officially
+from eval.ruler.layouts import ENGLISH_WORDS, ESSAYS, HOTPOTQA, Layout, LayoutError, squad
 from eval.ruler.questions import QuestionSet, read_hotpotqa, read_squad
 from eval.ruler.tasks import QuestionTask
 
@@ -20,7 +21,12 @@ _ENGLISH_WORDS = "english_words.json"
 _ENGLISH_WORDS_SHA256 = "affcd6d45fdf3cc843d585c99c97ad615094e760e6c4756b654bab6c73bc2eca"
 """Of the file in RULER's repository, by its large-file pointer."""
 
-_ACCEPTED = "a JSON file laid out as RULER's own"
+
+def _accepted(name: str) -> str:
+    if name == "nltk/punkt_tab":
+        return "accepted: a folder whose english/ holds NLTK's punkt_tab files"
+    return "accepted: a JSON file laid out as RULER's own"
+
 
 Content = TypeVar("Content")
 
@@ -35,15 +41,21 @@ class Material:
     official: bool
     """Whether these are the official bytes."""
 
-    def read(self, parse: Callable[[Any], Content]) -> Content:
-        """Parse the JSON content; a file that is something else is a `TaskError`."""
+    def read(self, layout: Layout, parse: Callable[[Any], Content]) -> Content:
+        """Parse the JSON content; a file that is something else is a `TaskError` that names the field."""
         try:
-            return parse(json.loads(self.path.read_text(encoding="utf-8")))
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            reason = " ".join(f"{type(error).__name__}: {error}".split())
-            raise TaskError(
-                f"{self.name}: {self.path} is not the JSON file expected here ({reason}); accepted: {_ACCEPTED}"
-            ) from None
+            content = json.loads(self.path.read_text(encoding="utf-8"))
+            layout(content)
+            return parse(content)
+        except LayoutError as error:
+            raise TaskError(f"{self.name}: {self.path}: {error}") from None
+        except (OSError, ValueError) as error:
+            raise self.refused(error) from None
+
+    def refused(self, error: Exception) -> TaskError:
+        """The error for content that cannot be read at all."""
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        return TaskError(f"{self.name}: {self.path} is not what is expected here ({reason}); {_accepted(self.name)}")
 
 
 class Sources:
@@ -71,11 +83,13 @@ class Sources:
             pinned = {Path(file.name).name: file.sha256 for file in data.SOURCES[name].files}
             own = self._own(next(iter(pinned))) if len(pinned) == 1 else None
             path = own or self._resolve(name, list(pinned))
-            if path.is_dir():
-                sha256, official = data.SOURCES[name].key, data.is_pinned(name, path)
-            else:
+            if not path.is_dir():
                 sha256 = _sha256(name, path)
                 official = sha256 in pinned.values()
+            elif official := data.is_pinned(name, path):
+                sha256 = data.SOURCES[name].key
+            else:
+                sha256 = "-".join(_sha256(name, path / file.name) for file in data.SOURCES[name].files)
             self._materials[name] = Material(name, path, sha256, official)
         return self._materials[name]
 
@@ -93,7 +107,7 @@ class Sources:
     @cached_property
     def _essay_text(self) -> tuple[str, bool]:
         material = self.locate("ruler/essays")
-        text = material.read(lambda content: str(content["text"]))
+        text = material.read(ESSAYS, lambda content: str(content["text"]))
         if material.official:
             text = official_order(text)
         return text, starts_officially(text)
@@ -106,17 +120,21 @@ class Sources:
     @cached_property
     def essays(self) -> Essays:
         """The haystack of the essay tasks."""
-        return Essays(self._essay_text[0], self.locate("nltk/punkt_tab").path)
+        text, punkt = self._essay_text[0], self.locate("nltk/punkt_tab")
+        try:
+            return Essays(text, punkt.path)
+        except (OSError, ValueError) as error:
+            raise punkt.refused(error) from None
 
     @cached_property
     def squad(self) -> QuestionSet:
         """Questions of qa_1."""
-        return self.locate("ruler/squad").read(read_squad)
+        return self.locate("ruler/squad").read(squad, read_squad)
 
     @cached_property
     def hotpotqa(self) -> QuestionSet:
         """Questions of qa_2."""
-        return self.locate("ruler/hotpotqa").read(read_hotpotqa)
+        return self.locate("ruler/hotpotqa").read(HOTPOTQA, read_hotpotqa)
 
     def questions(self, task: QuestionTask) -> QuestionSet:
         """Questions of a task."""
@@ -139,7 +157,7 @@ class Sources:
     def long_list(self) -> Sequence[str] | None:
         """Words for cwe beyond its usual list, if the user supplied them."""
         material = self._long_list_material
-        return None if material is None else material.read(lambda content: [str(word) for word in content.values()])
+        return None if material is None else material.read(ENGLISH_WORDS, lambda content: list(content.values()))
 
     def fingerprint(self, names: Sequence[str], *, long_list: bool) -> dict[str, str]:
         """Sha256 by name of the data that a task's prompts depend on."""
@@ -159,4 +177,4 @@ def _sha256(name: str, path: Path) -> str:
         with path.open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as error:
-        raise TaskError(f"{name}: {path} cannot be read ({error.strerror or error}); accepted: {_ACCEPTED}") from None
+        raise TaskError(f"{name}: {path} cannot be read ({error.strerror or error}); {_accepted(name)}") from None
