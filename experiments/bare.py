@@ -1,4 +1,4 @@
-"""What the commands for a bare GPU machine share: numbers on the command line, records that replace no earlier one."""
+"""What the commands for a bare GPU machine share: numbers on the command line, and how records are written."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from experiments.errors import UsageError
 from experiments.files import json_ready, write_atomically
 
 
@@ -50,6 +51,12 @@ def record_path(text: str) -> Path:
     if path.is_dir():
         raise argparse.ArgumentTypeError(f"{text}: expected a file, not a folder")
     return path
+
+
+def require_new(path: Path) -> None:
+    """Raise `UsageError` where a record is there already: it would be lost."""
+    if path.exists():
+        raise UsageError(f"--out={path}: exists already; expected a new file")
 
 
 def write_record(path: Path, content: Mapping[str, Any]) -> None:

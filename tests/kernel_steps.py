@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from itertools import count
 from unittest import mock
 
 from experiments.kernel.gate import Passed
@@ -14,6 +16,17 @@ from ffd.methods import Method, create
 
 TINY = Shape(1, 2000, 4, 2, 32, "float16")
 """Small enough for a CPU."""
+
+
+def ticking() -> Callable[..., float]:
+    """A clock for `timing.duration`: every timing takes one us more than the one before; the steps run once."""
+    times = count(1)
+
+    def duration(step: Callable[[], object], calls: int, mode: str) -> float:
+        step()
+        return float(next(times))
+
+    return duration
 
 
 def row(**changes: object) -> Row:

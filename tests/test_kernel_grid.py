@@ -8,9 +8,12 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from experiments.kernel import baselines
 from experiments.kernel.gate import run
 from experiments.kernel.grid import BLOCK, COMPLETING, KEPT, WITH_TAIL, Mode, Shape, entries, point
 from experiments.kernel.measure import PointRun, missed_target
+from experiments.kernel.rows import Refusal, label
+from experiments.kernel.session import Session
 from experiments.kernel.source import Planting
 from experiments.kernel.stages import whole_step
 from experiments.kernel.standard import COMPONENT_KEPT, MAIN_LENGTHS, PARTS, standard
@@ -62,6 +65,17 @@ def test_the_standard_grid_covers_what_the_record_promises(grid):
     assert {p.shape.B for p in grid} == {1, 8}
     assert {m for p in grid for m in p.modes} >= {Mode("eager", "cold"), Mode("graph", "hot")}
     assert {e.kept for p in grid for e in p.entries} == {0.02, 0.05, 0.18, 0.27, 0.273, 1.0}
+
+
+def test_no_point_is_timed_in_two_parts(grid):
+    # `conditions` repeated 18 points of `lengths` and `methods`: two times of one point in one record.
+    labels = [
+        label(e.label, p.shape, mode, whole_step(e.method, p.shape))
+        for p in grid
+        for e in p.entries
+        for mode in p.modes
+    ]
+    assert len(labels) == len(set(labels))
 
 
 @pytest.mark.parametrize("name", sorted(set(method_names()) - {"dense"}))
@@ -128,7 +142,10 @@ def test_such_a_share_is_refused_with_what_was_kept(monkeypatch):
     monkeypatch.setattr(PointRun, "_fill", lambda *_: filled)
     monkeypatch.setattr(PointRun, "_timed", lambda *_: pytest.fail("timed"))
     dense = row(method="dense", kept_target=1.0, T=shape.T, step=whole_step(create("dense"), shape).split())
-    (item,) = PointRun(point(shape, {"twilight": {}}, (0.18,)), 1.0, "cpu", done={dense.label: dense}).rows()
+    libraries = [Refusal(f"{name} {shape.label}", "not built", wrong=False) for name in baselines.libraries(1)]
+    session = Session([dense, *libraries])
+    session.dense[dense.label] = dense
+    (item,) = PointRun(point(shape, {"twilight": {}}, (0.18,)), 1.0, "cpu", session=session).rows()
     assert (item.label, item.wrong) == (f"twilight kept=0.18 {shape.label}", False)
     assert item.reason.startswith("keeps 0.040 of the tokens")
 

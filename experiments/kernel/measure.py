@@ -12,17 +12,15 @@ import torch
 
 from experiments.kernel import baselines, gate, timing
 from experiments.kernel.baselines import Library
+from experiments.kernel.beside import DENSE, Beside
 from experiments.kernel.gate import GateError, Passed, relative_error
 from experiments.kernel.grid import BLOCK, Entry, Mode, Point, Shape
 from experiments.kernel.layers import Filled, fill
-from experiments.kernel.rows import DENSE_RULE, Refusal, Row, label, refusal_label
+from experiments.kernel.rows import DENSE_RULE, Item, Refusal, Row, label, refusal_label
+from experiments.kernel.session import Session
 from experiments.kernel.source import Planting, Step
 from experiments.kernel.stages import Stage, floor_bytes, stages, whole_step
 from ffd.methods import KnobError
-from ffd.methods.dense import Dense
-
-DENSE = Entry(Dense(), 1.0)
-Item = Row | Refusal
 
 
 class PointRun:
@@ -40,8 +38,8 @@ class PointRun:
         Steps of a real model, one per recorded layer; None plants keys.
     seed
         Of planted keys.
-    done
-        What need not be timed again, by label.
+    session
+        What is measured already, to which this point's items are added; a new one by default.
     """
 
     def __init__(
@@ -52,11 +50,12 @@ class PointRun:
         *,
         captured: Sequence[Step] | None = None,
         seed: int = 0,
-        done: Mapping[str, Item] | None = None,
+        session: Session | None = None,
     ) -> None:
         self.point, self.shape, self.captured = point, point.shape, captured
         self.bandwidth, self.device, self.seed = bandwidth, device, seed
-        self.done = done or {}
+        self.session = session or Session()
+        self.dense = Beside(self.shape, self.session)
 
     @cached_property
     def planting(self) -> Planting:
@@ -64,43 +63,55 @@ class PointRun:
         return Planting(self.shape, self.device, self.seed)
 
     def rows(self) -> Iterator[Item]:
-        """What is not done yet, as it is measured."""
-        pending = [entry for entry in self.point.entries if self._is_pending(entry)]
-        if self._is_pending(DENSE):
-            yield from self._guarded(DENSE, self._dense)
-        elif not pending:
-            return
-        for entry in pending:
-            yield from self._guarded(entry, partial(self._sparse, entry))
+        """What is not done yet, as it is measured.
 
-    def _guarded(self, entry: Entry, make: Callable[[], Iterator[Item]]) -> Iterator[Item]:
-        """Rows, each beside the dense ones of its mode; or why there are none."""
+        Where anything is, dense attention is timed by this process too: rows stand beside baselines of their own one.
+        """
+        dense, modes = self.dense, self.point.modes
+        if not dense.lacks(modes, self.session.items) and not any(map(self._is_pending, self.point.entries)):
+            return
+        if dense.lacks(modes, self.session.dense):
+            yield from self._guarded([dense.refusal(name) for name in dense.names], self._dense)
+        for entry in self.point.entries:
+            if self._is_pending(entry):
+                yield from self._guarded([refusal_label(entry, self.shape)], partial(self._sparse, entry))
+
+    def _guarded(self, refusals: Sequence[str], make: Callable[[], Iterator[Item]]) -> Iterator[Item]:
+        """Rows, each beside the dense ones of its mode; or why there are none.
+
+        ``refusals`` are labels for the latter: first of what is made, then of what has no reference without it.
+        """
         try:
             for item in make():
-                if isinstance(item, Row):
-                    item = self._beside_dense(item)
-                self.done = {**self.done, item.label: item}
-                yield item
-        except GateError as error:
-            yield Refusal(refusal_label(entry, self.shape), str(error), wrong=True)
-        except KnobError as error:
-            yield Refusal(refusal_label(entry, self.shape), str(error), wrong=False)
-        except torch.cuda.OutOfMemoryError:
-            yield Refusal(refusal_label(entry, self.shape), "does not fit the GPU's memory", wrong=False)
+                yield self._kept(item)
+            for name in refusals:
+                self.session.settle(name)
         except Exception as error:  # one method's failure must not cost the others their rows
-            yield Refusal(refusal_label(entry, self.shape), f"{type(error).__name__}: {first_line(error)}", wrong=True)
+            reason, wrong = refused_for(error)
+            for name in refusals:
+                why = reason if name == refusals[0] else f"no reference to compare with: {reason}"
+                if not self.session.is_refused(name):
+                    yield self._kept(Refusal(name, why, wrong))
         finally:
             gc.collect()
             if torch.cuda.is_available():
                 torch.cuda.empty_cache()
 
+    def _kept(self, item: Item) -> Item:
+        found = self.dense.beside(item) if isinstance(item, Row) else item
+        self.session.keep(found)
+        return found
+
     def _is_pending(self, entry: Entry) -> bool:
-        if refusal_label(entry, self.shape) in self.done:
+        refusal = refusal_label(entry, self.shape)
+        if self.session.is_refused(refusal):
             return False
         step = whole_step(entry.method, self.shape)
-        wanted = [label(entry.label, self.shape, mode, step) for mode in self.point.modes]
-        wanted += [label(entry.label, self.shape, self.point.modes[0], s.names) for s in self._stages(entry)]
-        return any(name not in self.done for name in wanted)
+        wanted = [(mode, step) for mode in self.point.modes]
+        wanted += [(self.point.modes[0], stage.names) for stage in self._stages(entry)]
+        return self.session.failed_before(refusal) or not all(
+            self.dense.is_timed(label(entry.label, self.shape, mode, step), mode) for mode, step in wanted
+        )
 
     def _stages(self, entry: Entry) -> tuple[Stage, ...]:
         return stages(entry.method, self.shape) if self.point.stages else ()
@@ -116,11 +127,11 @@ class PointRun:
         filled = self._fill(entry)
         missed = missed_target(entry, self.shape, filled.passed.kept)
         if missed is None:
-            yield from self._timed(entry, filled)
+            yield from self._timed(entry, filled, self.dense.is_timed)
         else:
             yield Refusal(refusal_label(entry, self.shape), missed, wrong=False)
 
-    def _timed(self, entry: Entry, filled: Filled) -> Iterator[Row]:
+    def _timed(self, entry: Entry, filled: Filled, is_done: Callable[[str, Mode], bool]) -> Iterator[Row]:
         method, passed = entry.method, filled.passed
         size, rule = floor_bytes(method, filled.layers[0][0], self.shape, passed)
 
@@ -129,7 +140,7 @@ class PointRun:
         for stage in self._stages(entry):
             wanted.append((self.point.modes[0], stage.names, stage.launch, stage.bytes(self.shape, passed.kept)))
         for mode, step, one, size in wanted:
-            if label(entry.label, self.shape, mode, step) in self.done:
+            if is_done(label(entry.label, self.shape, mode, step), mode):
                 continue
             hot = mode.l2 == "hot"
             spent = timing.duration(filled.run(one, hot=hot), filled.calls(hot=hot), mode.timing)
@@ -138,14 +149,14 @@ class PointRun:
     def _dense(self) -> Iterator[Item]:
         """The libraries' dense attention and ours, all before the first is compared with the fastest."""
         filled = self._fill(DENSE)
-        items: list[Item] = list(self._timed(DENSE, filled))
+        items: list[Item] = list(self._timed(DENSE, filled, lambda name, _: name in self.session.dense))
         wanted = [expected.out for expected in filled.expected]
         inputs, sets = [step for _, step in filled.layers[: len(wanted)]], len(filled.layers)
         del filled
-        kernels = baselines.libraries(self.shape.B)
+        kernels = {k: v for k, v in self.dense.libraries.items() if not self.session.is_refused(self.dense.refusal(k))}
         steps = baselines.copies(inputs, sets) if any(isinstance(one, Library) for one in kernels.values()) else []
         for name, library in kernels.items():
-            why = f"{name} {self.shape.label}"
+            why = self.dense.refusal(name)
             if isinstance(library, str):
                 items.append(Refusal(why, library, wrong=False))
                 continue
@@ -153,31 +164,24 @@ class PointRun:
                 outputs = library.outputs(steps[: len(wanted)])
                 errors = [relative_error(o, w) for o, w in zip(outputs, wanted, strict=True)]
                 items += self._library_rows(name, library, steps, max(errors))
-            except GateError as error:
-                items.append(Refusal(why, str(error), wrong=True))
             except RuntimeError as error:  # the backend does not take this shape
                 items.append(Refusal(why, first_line(error), wrong=False))
-        self.done = {**self.done, **{item.label: item for item in items}}
-        yield from items
+            except Exception as error:  # one library's failure must not cost the others their rows
+                items.append(Refusal(why, *refused_for(error)))
+        self.session.dense |= {item.label: item for item in items if isinstance(item, Row)}
+        for item in items:
+            if isinstance(item, Refusal) or not self.dense.is_timed(item.label, item.mode):
+                yield item
 
     def _library_rows(self, name: str, library: Library, steps: Sequence[Step], error: float) -> Iterator[Row]:
         size = 2 * steps[0].keys.numel() * steps[0].keys.element_size()
         passed = Passed(error, 0.0, 1.0, size, 0.0)
         for mode in self.point.modes:
+            if self.dense.label(name, mode) in self.session.dense:
+                continue
             chosen = steps[:1] if mode.l2 == "hot" else steps
             spent = timing.duration(library.run(chosen), len(chosen), mode.timing)
-            row = self._row(DENSE, passed, mode, baselines.STEP, spent, size, DENSE_RULE)
-            if (row := replace(row, method=name)).label not in self.done:
-                yield row
-
-    def _beside_dense(self, row: Row) -> Row:
-        """The row with dense times of the same shape and way of timing."""
-        times = {
-            other.method: other.time_us
-            for other in self.done.values()
-            if isinstance(other, Row) and other.is_dense and (other.conditions == row.conditions)
-        }
-        return replace(row, sdpa_flash_us=times.get("sdpa_flash"), best_dense_us=min(times.values(), default=None))
+            yield replace(self._row(DENSE, passed, mode, baselines.STEP, spent, size, DENSE_RULE), method=name)
 
     def _row(self, entry: Entry, passed: Passed, mode: Mode, step: str, time_us: float, size: float, rule: str) -> Row:
         s, floor = self.shape, size / self.bandwidth
@@ -196,6 +200,17 @@ def missed_target(entry: Entry, shape: Shape, kept: float) -> str | None:
     if entry.kept is None or abs(kept - entry.kept) <= max(BLOCK / shape.T, 0.1 * entry.kept):
         return None
     return f"keeps {kept:.3f} of the tokens with these keys and knobs, expected {entry.kept:g}"
+
+
+def refused_for(error: Exception) -> tuple[str, bool]:
+    """Why there is no row, and whether that is wrong rather than not to be had here."""
+    if isinstance(error, GateError):
+        return str(error), True
+    if isinstance(error, KnobError):
+        return str(error), False
+    if isinstance(error, torch.cuda.OutOfMemoryError):
+        return "does not fit the GPU's memory", False
+    return f"{type(error).__name__}: {first_line(error)}", True
 
 
 def first_line(error: Exception) -> str:

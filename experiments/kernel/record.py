@@ -6,7 +6,7 @@ import datetime
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from experiments.kernel.rows import Refusal, Row
+from experiments.kernel.rows import Item, Refusal, Row
 
 CHECKED = (
     "every timed layer, outputs and workspaces filled with NaN before: output against the fp32 reference over the "
@@ -82,7 +82,7 @@ def regret_guard(rows: Iterable[Row]) -> dict[str, Any]:
 
 
 def gate(rows: Sequence[Row], refused: Iterable[Refusal]) -> dict[str, Any]:
-    """Results of the checks before timing."""
+    """Results of the checks before timing, those of every process."""
     return {
         "checked": CHECKED,
         "rows": len(rows),
@@ -93,15 +93,16 @@ def gate(rows: Sequence[Row], refused: Iterable[Refusal]) -> dict[str, Any]:
     }
 
 
-def problem(rows: Sequence[Row], refused: Sequence[Refusal]) -> str | None:
-    """Why the record must not be believed, in one line; None where it may."""
-    wrong = [item for item in refused if item.wrong]
+def problem(made: Mapping[str, Any]) -> str | None:
+    """Why a `record` must not be believed, in one line; None where it may."""
+    wrong = made["gate"]["wrong"]
     if wrong:
-        return f"{len(wrong)} timings refused by the gate, first {wrong[0].label}: {wrong[0].reason}"
-    return None if regret_guard(rows)["holds"] else "FFD with everything kept: the ledger does not say keep = 1"
+        return f"{len(wrong)} timings refused by the gate, first {wrong[0]['refused']}: {wrong[0]['reason']}"
+    holds = made["regret_guard"]["holds"]
+    return None if holds else "FFD with everything kept: the ledger does not say keep = 1"
 
 
-def line(item: Row | Refusal) -> str:
+def line(item: Item) -> str:
     """A row in one line."""
     if isinstance(item, Refusal):
         return f"{item.label}: not timed ({item.reason})"

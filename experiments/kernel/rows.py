@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from experiments.kernel.grid import Entry, Mode, Shape
@@ -56,12 +55,21 @@ class Row:
     """Difference of the ledger from its recount, as a share; 0 where they are equal."""
     sparse_steps: float
     """Steps that the ledger counted on the method's path for the one that was made."""
+    beside: list[str] | None = None
+    """Dense rows that the same process timed at the same shape and way of timing, the row itself included:
+    ``best_dense_us`` is the fastest of these. None in records that do not say.
+    """
 
     @property
     def label(self) -> str:
         """Identity of the row in its run."""
         entry = self.method if self.kept_target is None else f"{self.method} kept={self.kept_target:g}"
-        return label(entry, self.shape, Mode(self.timing, self.l2), " ".join(self.step))
+        return label(entry, self.shape, self.mode, " ".join(self.step))
+
+    @property
+    def mode(self) -> Mode:
+        """How it was timed."""
+        return Mode(self.timing, self.l2)
 
     @property
     def shape(self) -> Shape:
@@ -81,16 +89,11 @@ class Row:
     @property
     def conditions(self) -> tuple[Any, ...]:
         """What two rows must share to be compared."""
-        return self.shape, self.timing, self.l2
+        return self.shape, self.mode
 
     def as_dict(self) -> dict[str, Any]:
         """As it is committed."""
         return {key: round(value, 6) if isinstance(value, float) else value for key, value in asdict(self).items()}
-
-    @classmethod
-    def from_dict(cls, stored: Mapping[str, Any]) -> Row:
-        """A stored row."""
-        return cls(**{field.name: stored[field.name] for field in fields(cls)})
 
 
 @dataclass(frozen=True)
@@ -105,6 +108,9 @@ class Refusal:
     def as_dict(self) -> dict[str, Any]:
         """As it is committed."""
         return {"refused": self.label, "reason": self.reason, "wrong": self.wrong}
+
+
+Item = Row | Refusal
 
 
 def label(entry: str, shape: Shape, mode: Mode, step: str) -> str:

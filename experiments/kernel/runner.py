@@ -16,11 +16,12 @@ from experiments.checks import refusal
 from experiments.config import RunConfig
 from experiments.environment import device_class, git_revision, versions
 from experiments.errors import UsageError
-from experiments.kernel import timing
+from experiments.kernel import stored, timing
 from experiments.kernel.grid import BLOCK, COMPLETING, KEPT, WITH_TAIL, Mode, Point, Shape, point
-from experiments.kernel.measure import Item, PointRun
+from experiments.kernel.measure import PointRun
 from experiments.kernel.record import line, problem, record
-from experiments.kernel.rows import Refusal, Row
+from experiments.kernel.rows import Item, Refusal, Row
+from experiments.kernel.session import Session
 from experiments.kernel.source import Step, captured
 from experiments.lifecycle import Rows, StudyRun, code_and_machine
 from experiments.progress import console
@@ -44,6 +45,7 @@ def run_kernel(config: RunConfig) -> int:
         raise UsageError("bench.T=null: expected lengths of a few hundred tokens under TRITON_INTERPRET=1")
     if config.executor == "reference":
         raise UsageError("executor=reference: runner=kernel times fused kernels; expected auto or fused")
+    _refuse_engine(config)
     if config.match.target is not None:
         raise UsageError(f"match.{config.match.target}={config.match.value}: runner=kernel has bench.kept for that")
     if config.bench.source == "planted":
@@ -52,6 +54,16 @@ def run_kernel(config: RunConfig) -> int:
     else:
         paths = trace_paths(config.bench.traces, "bench.traces")
     return KernelRun(config, identity(config, paths), paths).run()
+
+
+def _refuse_engine(config: RunConfig) -> None:
+    """Refuse settings of an engine, which one layer has not."""
+    for key, neutral in (("graph", "auto"), ("fuse", "auto"), ("prefill_chunk", None)):
+        value = getattr(config, key)
+        if value != neutral:
+            raise refusal(
+                f"engine.{key}", value, f"{neutral or 'null'}: runner=kernel times a layer, without an engine"
+            )
 
 
 def _require_room(config: RunConfig) -> None:
@@ -91,16 +103,26 @@ class KernelRun(StudyRun):
         self.device = "cpu" if INTERPRETED else "cuda"
 
     def finished(self) -> Rows:
-        """What was timed, or is not to be had here; what was found wrong is tried again."""
-        return {key: row for key, row in super().finished().items() if not row.get("wrong")}
+        """What was kept; a row with a damaged field is said so and counts as not done."""
+        rows = super().finished()
+        for label, index in list(rows):
+            try:
+                found = stored.item(rows[label, index], f"{self.store.samples_path}: {label}")
+                if found is not None and found.label != label:
+                    raise UsageError(f"{self.store.samples_path}: {label}: has the fields of {found.label}")
+            except UsageError as error:
+                console.print(f"{error}; counts as not done")
+                del rows[label, index]
+        return rows
 
     def plan(self, done: Rows) -> str:
         """Shapes of the grid."""
+        timed = f"{sum('time_us' in row for row in done.values())} rows done"
         if self.paths:
-            return f"{self.config.method['name']} on {len(self.paths)} traces, {len(done)} rows done"
+            return f"{self.config.method['name']} on {len(self.paths)} traces, {timed}"
         grid = [one.shape.label for one, _ in self.points()]
         return (
-            f"{self.config.method['name']} at {len(grid)} shapes, {grid[0]} to {grid[-1]}; {len(done)} rows done "
+            f"{self.config.method['name']} at {len(grid)} shapes, {grid[0]} to {grid[-1]}; {timed} "
             f"(kept fractions of less than {2 * BLOCK} tokens are left out)"
         )
 
@@ -119,16 +141,21 @@ class KernelRun(StudyRun):
 
     def work(self, rows: Rows, tracker: Tracker) -> None:
         """Time what is missing, point by point."""
-        done = {key[0]: item for key, row in rows.items() if (item := restored(row)) is not None}
+        session = Session(items(rows))
         bandwidth = self._bandwidth(rows)
         for one, steps in self.points():
-            run = PointRun(one, bandwidth, self.device, captured=steps, seed=self.config.seed, done=done)
+            run = PointRun(one, bandwidth, self.device, captured=steps, seed=self.config.seed, session=session)
             for item in run.rows():
-                done[item.label] = item
                 self._keep(rows, item.label, item.as_dict())
                 console.print(line(item))
                 if isinstance(item, Row):
                     tracker.log({f"time_us/{item.label}": item.time_us, "efficiency": item.efficiency})
+            self._overturn(rows, session)
+
+    def _overturn(self, rows: Rows, session: Session) -> None:
+        """Replace what an earlier process refused as wrong and this one found right."""
+        for label in [label for (label, _), row in rows.items() if row.get("wrong") and label not in session.items]:
+            self._keep(rows, label, {"right": True})
 
     def _bandwidth(self, rows: Rows) -> float:
         if (_BANDWIDTH, 0) not in rows:
@@ -142,20 +169,20 @@ class KernelRun(StudyRun):
 
     def summarize(self, rows: Rows) -> dict[str, Any]:
         """The record, and why it must not be believed if so."""
-        items = [item for row in rows.values() if (item := restored(row)) is not None]
-        measured = [item for item in items if isinstance(item, Row)]
-        refused = [item for item in items if isinstance(item, Refusal)]
+        session = Session(items(rows))
+        measured, refused = session.rows, session.refused
         bandwidth = float(rows.get((_BANDWIDTH, 0), {}).get("bytes_per_us", 0.0))
         machine = {
             "gpu": device_class(),
             "versions": versions(("torch", "triton")),
             "revision": git_revision()["commit"],
         }
+        made = record(measured, refused, bandwidth, machine)
         return {
             "method": dict(self.config.method),
             "task": {"name": "kernel"},
-            **record(measured, refused, bandwidth, machine),
-            "problem": problem(measured, refused),
+            **made,
+            "problem": problem(made),
             "lacking": self._lacking(measured, refused),
         }
 
@@ -178,7 +205,7 @@ class KernelRun(StudyRun):
         out.add_column("step", no_wrap=True)
         for name in ("B", "T", "kept", "us", "floor us", "efficiency", "x SDPA-flash", "x best dense", "error"):
             out.add_column(name, justify="right")
-        for row in map(Row.from_dict, summary["rows"]):
+        for row in (stored.row(one, f"{self.store.summary_path}: a row") for one in summary["rows"]):
             name = row.method if row.whole else f"{row.method}: {' '.join(row.step)}"
             conditions = " ".join(word for word in (row.timing, row.l2) if word not in ("graph", "cold"))
             gains = (other / row.time_us if other else None for other in (row.sdpa_flash_us, row.best_dense_us))
@@ -192,16 +219,18 @@ class KernelRun(StudyRun):
         for name, value in summary["slopes_us_per_1000_tokens"].items():
             results().print(f"slope of {name}: {value:.4f} us per 1000 tokens")
         results().print(f"gate: {summary['gate']['checked']}; largest error {summary['gate']['max_rel_error']}")
+        status = summary["status"] + (f": {summary['reason']}" if summary["reason"] else "")
+        results().print(f"status {status} · run {summary['run_id']}")
 
 
 _OF_THE_RUN = ("run_id", "status", "reason", "runner", "method", "task", "environment")
 
 
-def restored(stored: dict[str, Any]) -> Item | None:
-    """A stored row or refusal; None for what is neither."""
-    if "refused" in stored:
-        return Refusal(stored["refused"], stored["reason"], stored["wrong"])
-    return Row.from_dict(stored) if "time_us" in stored else None
+def items(rows: Rows) -> Iterator[Item]:
+    """Rows and refusals among what was kept."""
+    for (label, _), row in rows.items():
+        if (found := stored.item(row, label)) is not None:
+            yield found
 
 
 def modes(bench: BenchOptions) -> tuple[Mode, ...]:

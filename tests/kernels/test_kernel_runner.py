@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import json
-from itertools import count
 
 import pytest
 import torch
 
 from eval.fidelity.traces import Trace
-from experiments.errors import UsageError
-from experiments.kernel import __main__ as bare
 from experiments.kernel import timing
 from experiments.kernel.grid import Mode, Shape, point
 from experiments.kernel.measure import PointRun
 from experiments.kernel.rows import Refusal, Row
+from experiments.kernel.session import Session
 from experiments.kernel.source import captured
 from ffd.methods import create, method_class, method_names
+from tests.kernel_steps import ticking
 from tests.run_in_process import invoke, only_run
 
 SHAPE = Shape(1, 300, 4, 2, 32, "float16")
@@ -26,26 +25,31 @@ SPARSE = sorted(set(method_names()) - {"dense"})
 
 @pytest.fixture(autouse=True)
 def ticks(monkeypatch):
-    """Every timing takes one us more than the one before; the steps run once."""
-    times = count(1)
-
-    def duration(step, calls, mode):
-        step()
-        return float(next(times))
-
-    monkeypatch.setattr(timing, "duration", duration)
+    """The clock is not looked at."""
+    monkeypatch.setattr(timing, "duration", ticking())
 
 
 @pytest.fixture(scope="module")
 def dense():
-    """Rows of the baselines, to be handed to every method's point."""
-    return {item.label: item for item in PointRun(point(SHAPE, {}, (), (MODE,)), 1.0, "cpu").rows()}
+    """The baselines, to be handed to every method's point."""
+    session = Session()
+    assert list(PointRun(point(SHAPE, {}, (), (MODE,)), 1.0, "cpu", session=session).rows()) == [
+        *session.items.values()
+    ]
+    return session
+
+
+def beside(dense):
+    """The same process later."""
+    session = Session(dense.items.values())
+    session.dense = dict(dense.dense)
+    return session
 
 
 @pytest.mark.parametrize("name", SPARSE)
 def test_every_method_has_gated_rows(name, dense):
     one = point(SHAPE, {name: {}}, (0.9,), (MODE,), stages=name == "ffd")
-    items = list(PointRun(one, 1.0, "cpu", done=dense).rows())
+    items = list(PointRun(one, 1.0, "cpu", session=beside(dense)).rows())
     assert items, "below two blocks' worth nothing is timed"
     assert all(isinstance(item, Row) for item in items), items
     whole = items[0]
@@ -56,7 +60,7 @@ def test_every_method_has_gated_rows(name, dense):
     assert whole.sparse_steps == 1.0
     assert whole.kept == 1.0 if method_class(name).reads_everything else 0.6 < whole.kept <= 1.0
     assert whole.efficiency == pytest.approx(whole.floor_us / whole.time_us)
-    assert whole.best_dense_us == min(row.time_us for row in dense.values() if isinstance(row, Row))
+    assert whole.best_dense_us == min(row.time_us for row in dense.rows)
     assert [row.step for row in items[1:]] == (
         [["append", "threshold", "scan"], ["tail", "attend"], ["reduce"]] if name == "ffd" else []
     )
@@ -80,12 +84,14 @@ def test_captured_layers_are_timed_in_turn_and_kept_is_what_the_method_keeps(tmp
 
 
 def test_without_a_gpu_library_baselines_are_refused_with_the_reason(dense):
-    refused = {item.label.split()[0]: item.reason for item in dense.values() if isinstance(item, Refusal)}
+    refused = {item.label.split()[0]: item.reason for item in dense.refused}
     assert refused == dict.fromkeys(("sdpa_flash", "sdpa_cudnn", "flashinfer"), "needs a GPU")
 
 
 def test_a_knob_that_does_not_fit_the_shape_is_a_refusal(dense):
-    (item,) = PointRun(point(SHAPE, {"kivi": {"group_size": 64}}, (0.9,), (MODE,)), 1.0, "cpu", done=dense).rows()
+    (item,) = PointRun(
+        point(SHAPE, {"kivi": {"group_size": 64}}, (0.9,), (MODE,)), 1.0, "cpu", session=beside(dense)
+    ).rows()
     assert isinstance(item, Refusal)
     assert "group_size=64" in item.reason
     assert not item.wrong
@@ -94,48 +100,9 @@ def test_a_knob_that_does_not_fit_the_shape_is_a_refusal(dense):
 def test_a_method_that_fails_is_a_refusal_and_the_next_is_timed(dense, monkeypatch):
     monkeypatch.setattr(method_class("topk"), "find_threshold", lambda *_: 1 / 0)
     one = point(SHAPE, {"topk": {}, "streaming": {}}, (0.9,), (MODE,))
-    failed, row = PointRun(one, 1.0, "cpu", done=dense).rows()
+    failed, row = PointRun(one, 1.0, "cpu", session=beside(dense)).rows()
     assert failed == Refusal(f"topk kept=0.9 {SHAPE.label}", "ZeroDivisionError: division by zero", wrong=True)
     assert row.method == "streaming"
-
-
-def test_the_bare_entry_writes_every_row_and_continues_its_record(tmp_path, monkeypatch, capsys):
-    out, machine = tmp_path / "kernel.json", {"gpu": "cpu", "versions": {}, "revision": "abc"}
-    first, second = (point(SHAPE, methods, (0.9,), (MODE,)) for methods in ({}, {"streaming": {}, "topdelta": {}}))
-    written = []
-    write = bare.write
-    monkeypatch.setattr(bare, "write", lambda path, made: (written.append(len(made["rows"])), write(path, made)))
-    assert bare.measure([(first, None)], out, machine, "cpu") == 0
-    before = json.loads(out.read_text())
-    assert bare.measure([(first, None), (second, None)], out, machine, "cpu") == 0
-    after = json.loads(out.read_text())
-    assert after["rows"][:1] == before["rows"]
-    assert [row["method"] for row in after["rows"]] == ["dense", "streaming", "topdelta"]
-    assert after["read_bandwidth_bytes_per_us"] == before["read_bandwidth_bytes_per_us"]
-    assert written == [1, 1, 1, 1, 1, 2, 3, 3], "three libraries are refused beside the first row"
-    assert len(after["refused"]) == 3
-    assert after["gate"]["wrong"] == []
-    assert "gate: passed" in capsys.readouterr().out
-    with pytest.raises(UsageError, match="its revision is abc; expected def, named, or a new file"):
-        bare.stored(out, {**machine, "revision": "def"})  # was written over
-
-
-@pytest.mark.parametrize(
-    ("content", "said"),
-    [
-        ("{", "damaged"),
-        ("[]", "expected a record with rows and refused"),
-        ('{"rows": [{"method": "ffd"}], "refused": [], "revision": "abc"}', "its rows are of another version"),
-        ('{"rows": [], "refused": [3], "revision": "abc"}', "its rows are of another version"),
-        ('{"rows": [], "refused": [], "revision": "def"}', "its revision is def; expected abc"),
-    ],
-)
-def test_the_bare_entry_replaces_no_other_file(tmp_path, content, said):
-    path = tmp_path / "kernel.json"
-    path.write_text(content)
-    with pytest.raises(UsageError, match=said):
-        bare.measure([], path, {"revision": "abc"}, "cpu")
-    assert path.read_text() == content
 
 
 RUN = ["runner=kernel", "bench.T=300", "bench.G=2", "bench.Hkv=2", "bench.stages=false", "tracker=none"]
@@ -164,39 +131,23 @@ def test_a_run_without_a_time_of_its_method_is_not_complete(tmp_path, monkeypatc
     )
 
 
-def test_what_the_gate_refused_is_tried_again(tmp_path, monkeypatch):
-    # A row that was wrong once, for want of memory or of a driver, kept its run invalid for ever.
-    command = [*RUN, "method=topk", "bench.d=32", "bench.kept=0.9", f"out={tmp_path}/out"]
-    with monkeypatch.context() as broken:
-        broken.setattr(method_class("topk"), "find_threshold", lambda *_: 1 / 0)
-        assert invoke(command, broken) == 3
-    assert invoke(command, monkeypatch) == 0
-    summary = json.loads((only_run(tmp_path) / "summary.json").read_text())
-    assert (summary["status"], summary["gate"]["wrong"]) == ("complete", [])
-    assert [row["method"] for row in summary["rows"]] == ["dense", "topk"]
+@pytest.mark.parametrize(
+    ("argument", "said"),
+    [
+        ("engine.graph=false", "engine.graph=false: expected auto: runner=kernel times a layer, without an engine"),
+        ("engine.fuse=true", "engine.fuse=true: expected auto: runner=kernel"),
+        ("engine.prefill_chunk=64", "engine.prefill_chunk=64: expected null: runner=kernel"),
+    ],
+)
+def test_an_engines_settings_are_refused(argument, said, tmp_path, monkeypatch, capsys):
+    # They were passed over in silence: the same run for whatever was asked.
+    assert invoke([*RUN, argument, f"out={tmp_path}/out"], monkeypatch) == 2
+    assert said in capsys.readouterr().err
 
 
-def test_a_run_keeps_each_row_and_resumes_where_it_was_torn(tmp_path, monkeypatch, capsys):
-    command = [
-        "runner=kernel", "method=ffd", "bench.T=300", "bench.kept=[0.9,1.0]", "bench.G=2", "bench.Hkv=2",
-        "bench.d=32", "bench.dtype=float16", "bench.stages=false", "tracker=none", f"out={tmp_path}/out",
-    ]  # fmt: skip
-    assert invoke(command, monkeypatch) == 0
-    folder = only_run(tmp_path)
-    summary = json.loads((folder / "summary.json").read_text())
-    assert summary["status"] == "complete"
-    assert [(r["method"], r["kept_target"]) for r in summary["rows"]] == [("dense", 1.0), ("ffd", 0.9), ("ffd", 1.0)]
-    assert summary["regret_guard"]["holds"]
-    assert json.loads((folder / "kernel.json").read_text())["rows"] == summary["rows"]
-
-    kept = (folder / "samples.jsonl").read_text().splitlines(keepends=True)
-    (folder / "samples.jsonl").write_text("".join(kept[:-1]) + kept[-1][:40])
-    (folder / "summary.json").write_text(json.dumps({**summary, "status": "partial"}))
-    capsys.readouterr()
-    assert invoke(command, monkeypatch) == 0
-    again = json.loads((folder / "summary.json").read_text())
-    assert again["rows"][:2] == summary["rows"][:2], "finished rows are not timed again"
-    assert again["rows"][2]["kept"] == 1.0
-    assert "ffd kept=0.9" not in capsys.readouterr().err
-    assert invoke(command, monkeypatch) == 0
-    assert "is finished" in capsys.readouterr().err
+def test_a_run_without_a_time_of_its_method_says_that_it_is_partial(tmp_path, monkeypatch, capsys):
+    # Exit code 0 and a table of dense rows looked like a result.
+    assert invoke([*RUN, "method=kivi", "bench.d=32", "method.group_size=64", f"out={tmp_path}/out"], monkeypatch) == 0
+    out = capsys.readouterr().out.replace("\n", " ")
+    assert "status partial: kivi was not timed: group_size=64" in out
+    assert json.loads((only_run(tmp_path) / "summary.json").read_text())["status"] == "partial"
