@@ -8,14 +8,14 @@ from typing import Any
 from experiments.table import number
 
 COLUMNS = ("score", "n", "rows", "at", "kept", "bytes", "mass recall", "tok/s", "us", "x dense")
-"""In the order of the table: ``n`` samples, ``rows`` that were timed, the point of the grid the figures are ``at``."""
+"""In the order of the table: ``n`` samples, ``rows`` that were timed or replayed, the point the figures are ``at``."""
 _OF_SAMPLES = (
     ("kept", "sparsity", "keep_io", 3),
     ("bytes", "sparsity", "bytes_ratio", 3),
     ("mass recall", "fidelity", "mass_recall", 4),
     ("tok/s", "timing", "decode_tok_s", 1),
 )
-_OF_CALIBRATION = (("kept", "keep_io", 3), ("bytes", "bytes_ratio", 3), ("mass recall", "mass_recall", 4))
+_OF_METHOD = (("kept", "keep_io", 3), ("bytes", "bytes_ratio", 3), ("mass recall", "mass_recall", 4))
 
 
 def key_figures(summary: Mapping[str, Any]) -> dict[str, str]:
@@ -25,6 +25,8 @@ def key_figures(summary: Mapping[str, Any]) -> dict[str, str]:
         return _of_throughput(summary)
     if runner == "kernel":
         return _of_kernel(summary)
+    if "points" in summary:
+        return _of_replay(summary)
     found = {}
     accuracy = summary.get("accuracy")
     if accuracy:
@@ -33,7 +35,7 @@ def key_figures(summary: Mapping[str, Any]) -> dict[str, str]:
         found["n"] = str(sum(row["n"] for row in accuracy.values() if isinstance(row, Mapping) and "n" in row))
     for column, block, key, digits in _OF_SAMPLES:
         found[column] = number((summary.get(block) or {}).get(key), digits)
-    for column, key, digits in _OF_CALIBRATION if summary.get("calibrated") else ():
+    for column, key, digits in _OF_METHOD if summary.get("calibrated") else ():
         found[column] = number(summary["calibrated"][key], digits)
     return {column: text for column, text in found.items() if text != "-"}
 
@@ -68,6 +70,19 @@ def _of_kernel(summary: Mapping[str, Any]) -> dict[str, str]:
     found |= {"at": _at(row), "kept": number(row["kept"], 3), "us": number(row["time_us"], 1)}
     if row["best_dense_us"] is not None and row["method"] != "dense":
         found["x dense"] = number(row["best_dense_us"] / row["time_us"], 2)
+    return found
+
+
+def _of_replay(summary: Mapping[str, Any]) -> dict[str, str]:
+    """How many points were replayed, and their figures: of one point its own, of several the least and the most."""
+    points = summary["points"]
+    found = {"rows": str(len(points))}
+    if len(points) == 1:
+        found["at"] = points[0]["label"]
+    for column, key, digits in _OF_METHOD:
+        values = [point[key] for point in points if point[key] is not None]
+        if values:
+            found[column] = " to ".join(dict.fromkeys(number(bound, digits) for bound in (min(values), max(values))))
     return found
 
 

@@ -88,6 +88,31 @@ def test_a_kernel_job_is_told_by_the_committed_records_fields() -> None:
     assert (found["us"], found["kept"]) in {(f"{r['time_us']:.1f}", f"{r['kept']:.3f}") for r in here}
 
 
+def replay(*points: tuple[str, float | None, float | None, float | None]) -> dict[str, object]:
+    keys = ("label", "keep_io", "bytes_ratio", "mass_recall")
+    found = [dict(zip(keys, point, strict=True)) for point in points]
+    return {"runner": "fidelity", "method": {"name": "sweep"}, "task": {"name": "replay"}, "points": found}
+
+
+def test_a_replay_is_told_by_its_points_and_the_range_of_their_figures(tmp_path: Path) -> None:
+    several = replay(("topk 64", 0.1, 0.6, 0.7), ("topk 128", 0.2, 0.6, 0.95), ("exact", 0.15, None, 0.9))
+    header, *lines = printed([several, replay(("ffd delta=5", 0.3, 0.4, None))], tmp_path)
+    assert header == ["job", "rows", "at", "kept", "bytes", "mass recall", "status", "run"]  # nothing but the status
+    assert [line[1:-2] for line in lines] == [
+        ["3", "-", "0.100 to 0.200", "0.600", "0.7000 to 0.9500"],
+        ["1", "ffd delta=5", "0.300", "0.400", "-"],
+    ]
+    assert key_figures(replay()) == {"rows": "0"}
+
+
+def test_a_replays_committed_record_has_key_figures() -> None:
+    (summary,) = json.loads((ROOT / "analysis" / "measurements" / "replay-16k-qwen05b-h200.json").read_text())["rows"]
+    found = key_figures(summary)
+    assert found["rows"] == str(len(summary["points"]))
+    least, most = (bound(p["keep_io"] for p in summary["points"]) for bound in (min, max))
+    assert found["kept"] == f"{least:.3f} to {most:.3f}"
+
+
 def test_jobs_of_all_kinds_stand_in_one_table(tmp_path: Path) -> None:
     calibrated = {"keep_io": 0.2, "bytes_ratio": 0.3, "mass_recall": 0.95}
     calibrate = {"runner": "calibrate", "calibrated": calibrated}
