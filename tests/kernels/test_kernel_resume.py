@@ -146,6 +146,15 @@ class TestBaselines:
         }
         assert measured(out, BOTH)[1]["rows"] == after["rows"], "nothing is left to time"
 
+    def test_one_that_goes_wrong_later_is_tried_again(self, out, libraries):
+        measured(out, DENSE)
+        libraries["sdpa_cudnn"] = BROKEN
+        code, record = measured(out, BOTH)
+        assert (code, record["rows"][-1]["beside"]) == (1, ["dense", "sdpa_flash"])
+        libraries["sdpa_cudnn"] = Library(attend)
+        code, record = measured(out, BOTH)
+        assert (code, methods(record), record["rows"][-1]["beside"]) == (0, [*BASELINES, "streaming"], BASELINES)
+
     def test_what_another_part_found_wrong_stays_wrong(self, out, libraries):
         libraries["sdpa_cudnn"] = BROKEN
         measured(out, BOTH)
