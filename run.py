@@ -62,6 +62,9 @@ def main() -> int:
     except UsageError as error:
         print(f"error: {one_line(error)}", file=sys.stderr)
         return USAGE_EXIT
+    except BrokenPipeError:  # `run.py --help | head`: who reads has seen enough
+        sys.stdout = Path(os.devnull).open("w")  # noqa: SIM115 (nothing more can be said there, at exit neither)
+        return 0
     except Exception as error:
         from hydra.errors import HydraException
         from omegaconf.errors import OmegaConfBaseException

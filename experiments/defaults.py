@@ -39,8 +39,11 @@ def fill_task(
     if task["name"] != "ruler":
         return filled, ()
     longest = min(context_length, LONGEST_DEFAULT)
-    on_cpu = task["length"] is None and not has_gpu and runner != "prompts"
-    if on_cpu and task["tasks"] is None:
+    filled["length"] = task["length"] or longest
+    if has_gpu or runner == "prompts":
+        return filled, ()
+    left_open = {key for key in ("length", "samples", "tasks") if task[key] is None}
+    if left_open >= {"length", "tasks"}:
         filled.update(length=DEMO_LENGTH, tasks=list(DEMO_TASKS), samples=task["samples"] or DEMO_SAMPLES)
         return filled, (
             f"no GPU: RULER is cut down to {len(DEMO_TASKS)} tasks, length {DEMO_LENGTH}, "
@@ -48,9 +51,14 @@ def fill_task(
             f"official protocol: python run.py task=ruler task.length={longest} task.samples=500",
         )
     named = [task["tasks"]] if isinstance(task["tasks"], str) else task["tasks"]
-    if on_cpu and set(named) <= set(DEMO_TASKS):
-        filled["length"] = DEMO_LENGTH
-        return filled, (f"no GPU: length {DEMO_LENGTH}; on a GPU, or with task.length={longest}, the model's",)
-    if task["length"] is None:
-        filled["length"] = longest
-    return filled, ()
+    official = {"length": longest, "samples": 500}
+    cut: dict[str, int] = {}
+    if "length" in left_open and set(named) <= set(DEMO_TASKS):
+        cut["length"] = DEMO_LENGTH
+    if "samples" in left_open:
+        cut["samples"] = DEMO_SAMPLES
+    if not cut:
+        return filled, ()
+    said = ", ".join(f"{key} {value}" for key, value in cut.items())
+    instead = " ".join(f"task.{key}={official[key]}" for key in cut)
+    return {**filled, **cut}, (f"no GPU: {said}; as on a GPU with {instead}",)

@@ -38,6 +38,10 @@ def print_sweep(
     if shared:
         out.print("all jobs: " + " ".join(o for o in jobs[0].overrides if o in shared))
     out.print(table)
+    if any(own.get("score", "").endswith("*") for own in figures):
+        out.print("* average over some of the benchmark's tasks")
+    if any("score" in own and own.get("kept") == own.get("bytes") == "1.000" for own in figures):
+        out.print("kept 1.000 and bytes 1.000: dense, or a budget that holds the whole context; nothing was left out")
     for line in dict.fromkeys(failures):
         out.print(line)
 

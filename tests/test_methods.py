@@ -36,8 +36,24 @@ def test_the_yaml_lists_every_knob_with_its_default(name: str) -> None:
 
 @pytest.mark.parametrize("name", method_names())
 def test_every_method_has_a_card(name: str) -> None:
-    card = (CONF.parent.parent / "docs" / "methods" / f"{name}.md").read_text()
-    assert all(f"`{f.name}`" in card for f in fields(method_class(name)))
+    path = CONF.parent.parent / "docs" / "methods" / f"{name}.md"
+    card = path.read_text() if path.exists() else ""
+    missing = [f"`{f.name}`" for f in fields(method_class(name)) if f"`{f.name}`" not in card]
+    assert card, f"write docs/methods/{name}.md"
+    assert not missing, f"docs/methods/{name}.md does not name {', '.join(missing)}"
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("no_such_module:Stride", "cannot import no_such_module"),
+        ("tests.toy_method:Nothing", "tests.toy_method has no subclass of ffd.methods.Method named Nothing"),
+    ],
+)
+def test_a_method_that_lives_nowhere_is_one_line(name: str, said: str) -> None:
+    """It was a traceback of Hydra's."""
+    with pytest.raises(KnobError, match=said):
+        method_class(name)
 
 
 @pytest.mark.parametrize(

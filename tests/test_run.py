@@ -450,6 +450,15 @@ def test_a_run_leaves_the_loggers_of_the_process_alone(command, tmp_path, monkey
     assert not list(tmp_path.rglob("*.log"))
 
 
+def test_help_into_a_pipe_that_closes_is_no_error():
+    with subprocess.Popen(
+        [sys.executable, "run.py", "--help"], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        process.stdout.close()
+        said = process.stderr.read()
+    assert (process.returncode, said) == (0, "")
+
+
 def test_help_is_quick_and_lists_the_groups():
     started = time.monotonic()
     done = subprocess.run([sys.executable, "run.py", "--help"], cwd=ROOT, capture_output=True, text=True, check=True)

@@ -55,9 +55,16 @@ def method_class(name: str) -> type[Method]:
     """
     module_name, _, class_name = name.partition(":")
     if class_name:
-        found = getattr(importlib.import_module(module_name), class_name)
+        try:
+            module = importlib.import_module(module_name)
+        except ImportError as error:
+            raise KnobError(
+                f"method={name}: cannot import {module_name} ({error}); expected a module that Python finds, "
+                "e.g. in a folder that PYTHONPATH names"
+            ) from error
+        found = getattr(module, class_name, None)
         if not (isinstance(found, type) and issubclass(found, Method)):
-            raise KnobError(f"method={name}: {class_name} is not a subclass of ffd.methods.Method")
+            raise KnobError(f"method={name}: {module_name} has no subclass of ffd.methods.Method named {class_name}")
         return found
     if name not in method_names():
         raise KnobError(f"method={name}: expected one of {', '.join(method_names())}, or package.module:ClassName")
