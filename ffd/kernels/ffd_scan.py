@@ -212,6 +212,6 @@ def ffd_scan(
         PIECES=pieces, REFINE=RESIDUAL_KINDS[refine], PARTS=scratch.parts, STAGES=SCAN_STAGES,
         COMPUTE=compute_dtype(g.dtype), APPENDERS=appenders, WIDTH=width, STEP=LEVEL_STEP[m.levels],
         RESIDUAL=RESIDUAL_KINDS[m.residual], CENTRE=layer.centre is not None,
-        OLD_LENGTHS=gpu.dependent_launch and g.layer > 0, PTX=gpu.ptx, SUBNORMAL=gpu.subnormals, PDL=gpu.dependent_launch,
-        num_warps=1, **registers, **gpu.launch_options,
+        OLD_LENGTHS=gpu.dependent_launch and g.layer > 0, PTX=gpu.ptx, SUBNORMAL=gpu.subnormals,
+        PDL=gpu.dependent_launch, num_warps=1, **registers, **gpu.launch_options,
     )  # fmt: skip
