@@ -10,6 +10,7 @@ from analysis.cells import Cell, Table
 from analysis.drawing import Figure, svg
 from analysis.figures import build_figures
 from analysis.files import write_text
+from analysis.listing import NUMBERS, TEXTS, cells
 from analysis.load import Outputs
 from analysis.tables import build_tables
 
@@ -45,7 +46,8 @@ def page(outputs: Outputs, tables: list[Table], figures: list[Figure]) -> str:
         s: sum(run.status == s for run in outputs.runs.values()) for s in ("complete", "partial", "failed", "invalid")
     }
     told = ", ".join(f"{count} {status}" for status, count in counts.items() if count) or "none"
-    links = [f'<a href="#{item.name}">{escape(item.title)}</a>' for item in tables]
+    links = ['<a href="#runs">Every run</a>']
+    links += [f'<a href="#{item.name}">{escape(item.title)}</a>' for item in tables]
     links += [f'<a href="#figure-{item.name}">Figure: {escape(item.title)}</a>' for item in figures]
     skipped = "".join(f"<li>{escape(line)}</li>" for line in outputs.skipped)
     return (
@@ -57,10 +59,21 @@ def page(outputs: Outputs, tables: list[Table], figures: list[Figure]) -> str:
         '<span class="paper">the paper\'s number</span>. Hover a number for its runs.</p>'
         + (f"<ul>{skipped}</ul>" if skipped else "")
         + f"<nav>{''.join(links)}</nav>"
+        + _runs(outputs)
         + "".join(_table(table) for table in tables)
         + "".join(_figure(figure) for figure in figures)
         + "</body></html>\n"
     )
+
+
+def _runs(outputs: Outputs) -> str:
+    """Every run, those that no table of the paper's asks for too."""
+    head = "".join(f"<th>{name}</th>" for name in (*TEXTS, *NUMBERS, "reason"))
+    rows = "".join(
+        f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in cells(run))}</tr>" for run in outputs.runs.values()
+    )
+    body = f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>" if rows else ""
+    return f'<section id="runs"><h2>Every run</h2><div class="scroll">{body}</div></section>'
 
 
 def _table(table: Table) -> str:

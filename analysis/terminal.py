@@ -10,6 +10,7 @@ from rich.table import Table
 
 from analysis.comparison import Comparison, Row, p_text, verdict
 from analysis.labels import label
+from analysis.listing import NUMBERS, TEXTS, cells
 from analysis.load import Run
 
 
@@ -43,32 +44,14 @@ def print_runs(runs: Sequence[Run], console: Console | None = None) -> None:
     """Print one line per run."""
     out = console or wide_console()
     table = Table(title=f"{len(runs)} runs", title_justify="left")
-    for name in ("run", "status", "method", "model", "task"):
+    for name in TEXTS:
         table.add_column(name, no_wrap=True)
-    for name in ("score", "n", "keep_io", "bytes"):
+    for name in NUMBERS:
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("reason")
     for run in runs:
-        length = (run.summary.get("task") or {}).get("length")
-        table.add_row(
-            run.run_id,
-            run.status,
-            label(run.method),
-            run.model,
-            run.task + (f" {length}" if length else ""),
-            _number(average(run), 2),
-            str(len(run.samples)),
-            _number(run.figure("sparsity.keep_io"), 3),
-            _number(run.figure("sparsity.bytes_ratio"), 3),
-            run.reason or "",
-        )
+        table.add_row(*cells(run))
     out.print(table)
-
-
-def average(run: Run) -> float | None:
-    """The suite's own average: RULER's plain mean, LongBench's macro mean."""
-    own = run.figure("accuracy.average")
-    return own if own is not None else run.figure("accuracy.macro")
 
 
 def _cells(row: Row) -> list[str]:
@@ -95,7 +78,3 @@ def _reasons(row: Row) -> list[str]:
     ]
     found = [f"{what} {why}" for what, why in undefined if why]
     return [f"{row.task}: undefined {'; '.join(found)}"] if found else []
-
-
-def _number(value: float | None, digits: int) -> str:
-    return "-" if value is None else f"{value:.{digits}f}"

@@ -212,6 +212,9 @@ def test_the_commands_write_every_format_and_one_offline_page(outputs, capsys):
     page = (folder / "report.html").read_text()
     assert not re.search(r'(?:src|href)="(?:https?:)?//', page.replace("http://www.w3.org", ""))
     assert "group_size=32" in page
+    # Runs that no recipe asks for were counted and shown nowhere.
+    listed = page[page.index('<section id="runs">') :].split("</section>")[0]
+    assert all(f"<td>{run_id}</td>" in listed for run_id in load(outputs).runs)
     figures = {p.stem for p in (folder / "figures").glob("*.svg")}
     assert figures == {p.stem for p in (folder / "figures").glob("*.csv")}
     assert {"recall_kept", "sparsity_by_layer", "keep_heads", "keep_distribution", "pareto_accuracy_bytes"} <= figures
