@@ -25,7 +25,7 @@ class Outcome:
     """What became of a job."""
 
     status: str
-    """complete, partial, invalid, failed, interrupted or skipped."""
+    """complete, partial, invalid, failed, interrupted, skipped, or planned by a dry run."""
     reason: str | None = None
     run_id: str | None = None
 
@@ -106,13 +106,15 @@ def _outcome(code: int, root: Path, told: Path, log: Path) -> Outcome:
     summary = None if run_id is None else read_json(root / "runs" / run_id / "summary.json")
     if summary is None:
         run_id = None  # it never began
+    lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
     if code in (0, INVALID_EXIT):
-        # Some runners keep no run: prompts, and everything under dry_run.
+        if any(line.startswith("dry run: ") for line in lines):
+            return Outcome("planned", next((line for line in lines if " to run, " in line), lines[-1]))
+        # Some runners keep no run: prompts.
         return Outcome(summary["status"], summary["reason"], run_id) if summary else Outcome("complete")
     if code in (INTERRUPTED_EXIT, -signal.SIGINT):  # the latter before the run could say so itself
         return replace(INTERRUPTED, run_id=run_id)
     if code < 0:
         return Outcome("failed", f"killed by {signal.Signals(-code).name}", run_id)
-    lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
     named = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
     return Outcome("failed", (named or lines or [f"exit code {code}"])[-1], run_id)

@@ -106,7 +106,8 @@ class Sweep:
             self._record()
         except OSError as error:
             raise UsageError(f"out={self.root}: cannot be written ({error.strerror})") from None
-        print("\n".join([f"{self.name}: {len(self.jobs)} jobs", *dropped_lines(self.jobs)]), flush=True)
+        logs = f"what each plans and prints: {self.folder / 'job-000.log'} and on"
+        print("\n".join([f"{self.name}: {len(self.jobs)} jobs; {logs}", *dropped_lines(self.jobs)]), flush=True)
         try:
             self._launch()
         except KeyboardInterrupt:

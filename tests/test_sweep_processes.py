@@ -49,6 +49,18 @@ def record(out: Path) -> list[dict]:
     return json.loads(path.read_text())["jobs"]
 
 
+def test_a_dry_run_says_what_each_job_plans_and_calls_none_complete(sweep, tmp_path):
+    """Jobs that never ran were complete, and their plan stood in logs that nobody was told of."""
+    process = start([*sweep, "method=dense,ffd", f"out={tmp_path}", "dry_run=true"])
+    printed = process.communicate(timeout=300)[0]
+    assert process.returncode == 0, printed
+    assert [job["status"] for job in record(tmp_path)] == ["planned", "planned"]
+    assert all("4 samples to run, " in job["reason"] and "about" in job["reason"] for job in record(tmp_path))
+    assert "job-000.log" in printed.splitlines()[0]
+    assert printed.count("4 samples to run, ") >= 2
+    assert not list((tmp_path / "runs").glob("*/samples.jsonl"))
+
+
 def test_a_failed_job_does_not_stop_the_sweep_and_is_shown_with_its_reason(undisturbed):
     printed, runs, out = undisturbed
     assert [job["status"] for job in record(out)] == ["complete", "failed", "complete"]
