@@ -39,6 +39,12 @@ def follow_previous_launch(PDL: tl.constexpr):
 
 
 @triton.jit
+def quantised_tokens(length, BLOCK: tl.constexpr):
+    """Tokens in blocks that are scanned: those complete before the current token, see `ffd.scan.scanned_tokens`."""
+    return tl.maximum(length - 1, 0) // BLOCK * BLOCK
+
+
+@triton.jit
 def prefetch_to_l2(ptr, ELEMENTS: tl.constexpr):
     """Ask for the memory of ``ELEMENTS`` from ``ptr`` on without waiting for it; NVIDIA only.
 

@@ -19,6 +19,7 @@ from ffd.kernels.common import (
     follow_previous_launch,
     online_softmax_by_column,
     prefetch_to_l2,
+    quantised_tokens,
     store_partial,
 )
 from ffd.kernels.ffd_append import stored_residual
@@ -151,7 +152,7 @@ def _ffd_attend_kernel(
         part = tl.program_id(0).to(tl.int64)
     if worker < 0:
         length = tl.load(lengths_ptr + row_head // HKV)
-        quantised = tl.maximum(length - 1, 0) // BLOCK * BLOCK
+        quantised = quantised_tokens(length, BLOCK)
         row_max, row_sum, acc = attend_tail(
             q_ptr + row_head * G * D, tail_ptr + row_head * BLOCK * D,
             v_ptr + (row_head * num_blocks * BLOCK + quantised) * D, length, quantised, scale_log2,
@@ -191,7 +192,7 @@ def _ffd_attend_kernel(
             G, GP, BLOCK, SUB, TILE, CHUNK, FINE, NEAR_TILE, SINK_TILES, PIECES, N_LOCAL, NEAR_UNITS, NEAR_TEST,
             RETURN_KEPT,
         )  # fmt: skip
-        quantised = tl.maximum(length - 1, 0) // BLOCK * BLOCK
+        quantised = quantised_tokens(length, BLOCK)
         if worker == WORKERS - 1:  # the one with the fewest tiles counts
             count_selective_step(
                 ledger_ptr, active_ptr, row_head // HKV, row_head, length, quantised, num_kept * SUB,

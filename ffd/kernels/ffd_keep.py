@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ffd.kernels.common import LOG2_E, count_selective_step, follow_previous_launch
+from ffd.kernels.common import LOG2_E, count_selective_step, follow_previous_launch, quantised_tokens
 from ffd.kernels.ffd_scratch import FFDScratch, near_tile, near_tiles
 from ffd.kernels.launch import KEEP_WARPS, hardware, padded, unit_chunk
 
@@ -82,7 +82,7 @@ def collect_kept(
     PARTS: tl.constexpr = SUB // TILE
     o_g = tl.arange(0, GP)
     o_u = tl.arange(0, CHUNK)
-    quantised = tl.maximum(length - 1, 0) // BLOCK * BLOCK
+    quantised = quantised_tokens(length, BLOCK)
     num_units = quantised // SUB
     units = num_blocks.to(tl.int64) * (BLOCK // SUB)
     p_units = unit_max_ptr + row_head * units * FINE * G
@@ -162,7 +162,7 @@ def _ffd_keep_kernel(
         WRITE_KEPT,
     )  # fmt: skip
     tl.store(tiles_ptr + row_head, num_kept * (SUB // TILE))
-    quantised = tl.maximum(length - 1, 0) // BLOCK * BLOCK
+    quantised = quantised_tokens(length, BLOCK)
     count_selective_step(
         ledger_ptr, active_ptr, row_head // HKV, row_head, length, quantised, num_kept * SUB,
         tl.sum(passes, 0) * SUB, length - quantised, G, GP,

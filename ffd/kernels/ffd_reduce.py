@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ffd.kernels.common import LN_2, follow_previous_launch
 from ffd.kernels.ffd_attend import tiles_before
-from ffd.kernels.launch import hardware, padded
+from ffd.kernels.launch import hardware, padded, reduced_channels
 from ffd.kernels.split_reduce import split_reduce
 
 if TYPE_CHECKING:
@@ -68,10 +68,7 @@ def ffd_reduce(scratch: FFDScratch, out: Tensor, logsumexp: Tensor | None = None
     gpu = hardware(out.device)
     row_heads, group, d = scratch.tiles.shape[0], scratch.partials.acc.shape[2], out.shape[2]
     heads = row_heads * group
-    # Few heads leave multiprocessors idle: then a head's channels are shared out, for shorter programs.
-    width = padded(d, 16)
-    while width > 32 and heads * triton.cdiv(d, width) < gpu.multiprocessors:
-        width //= 2
+    width = reduced_channels(heads, d, gpu.multiprocessors)
     partials = scratch.partials
     _ffd_reduce_kernel[(heads, triton.cdiv(d, width))](
         scratch.tiles, partials.row_max, partials.row_sum, partials.acc, out, out if logsumexp is None else logsumexp,

@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ffd.kernels.common import LOG2_E, follow_previous_launch, prefetch_to_l2
+from ffd.kernels.common import LOG2_E, follow_previous_launch, prefetch_to_l2, quantised_tokens
 from ffd.kernels.ffd_append import append_programs, append_token, contiguous_channels, load_new_key, stored_residual
 from ffd.kernels.ffd_near import (
     block_operand,
@@ -96,7 +96,7 @@ def _ffd_scan_kernel(
         row_head = (program // PIECES).to(tl.int64)
         piece = program % PIECES
         length = tl.load(lengths_ptr + row_head // HKV)
-        quantised = tl.maximum(length - 1, 0) // BLOCK * BLOCK
+        quantised = quantised_tokens(length, BLOCK)
         first_local = tl.maximum(length - N_LOCAL, 0) // NEAR_TILE
         start = tl.where(piece < SINK_TILES, piece, first_local + piece - SINK_TILES) * NEAR_TILE
         slot = row_head * num_blocks * BLOCK + start

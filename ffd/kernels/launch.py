@@ -110,6 +110,17 @@ def fit_tile(tokens: int, bytes_per_token: int, shared_memory: int, stages: int)
     return tokens, stages
 
 
+def reduced_channels(heads: int, head_dim: int, multiprocessors: int) -> int:
+    """Channels that a reducing program takes of its head, a power of two.
+
+    Few heads leave multiprocessors idle: then a head's channels are shared out, for shorter programs.
+    """
+    width = padded(head_dim, 16)
+    while width > 32 and heads * triton.cdiv(head_dim, width) < multiprocessors:
+        width //= 2
+    return width
+
+
 def unit_chunk(units: int, group: int) -> int:
     """Sub-blocks tested at once: 64 registers a thread of four warps, which is 256K tokens in one go for G = 4."""
     return min(padded(units, 1), 8192 // padded(group, 1))

@@ -12,7 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ffd.kernels.common import LN_2, follow_previous_launch
-from ffd.kernels.launch import Partials, hardware, padded
+from ffd.kernels.launch import Partials, hardware, padded, reduced_channels
 
 
 @triton.jit
@@ -56,10 +56,7 @@ def split_reduce(partials: Partials, out: Tensor, logsumexp: Tensor | None = Non
     gpu = hardware(out.device)
     _, splits, group, d = partials.acc.shape
     heads = out.shape[0] * out.shape[1]
-    # Few heads leave multiprocessors idle: then a head's channels are shared out, for shorter programs.
-    width = padded(d, 16)
-    while width > 32 and heads * triton.cdiv(d, width) < gpu.multiprocessors:
-        width //= 2
+    width = reduced_channels(heads, d, gpu.multiprocessors)
     chunk = min(padded(splits, 1), max(1, 8192 // width))
     _split_reduce_kernel[(heads, triton.cdiv(d, width))](
         partials.row_max, partials.row_sum, partials.acc, out, out if logsumexp is None else logsumexp,
