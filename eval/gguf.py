@@ -49,10 +49,11 @@ def converted(path: Path) -> tuple[Path, str]:
     if folder.is_dir():
         return folder, digest
     with _one_reader():
-        return _convert_once(path, digest, folder), digest
+        _convert_once(path, digest, folder)
+    return folder, digest
 
 
-def _convert_once(path: Path, digest: str, folder: Path) -> Path:
+def _convert_once(path: Path, digest: str, folder: Path) -> None:
     metadata = read_metadata(path)
     from safetensors import SafetensorError
 
@@ -69,7 +70,6 @@ def _convert_once(path: Path, digest: str, folder: Path) -> Path:
             f"cannot convert {path.name} into {store.cache_root()} ({_first_line(error)}); "
             "make room there or set FFD_CACHE"
         ) from None
-    return folder
 
 
 @contextmanager

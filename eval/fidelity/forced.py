@@ -129,9 +129,10 @@ def compare_forced(
     compared: list[Tensor] = []
     waiting: list[tuple[Tensor, Tensor, Tensor]] = []
     predictions = forced_logits_of_both(dense, method, prompts, continuations)
-    for index, (expected, got) in enumerate(predictions):
-        waiting += [(expected, got, targets[index])] if index else []
-        if waiting and (index == steps or len(waiting) * rows >= _TOGETHER):
+    next(predictions, None)  # token 0, from prefill
+    for index, (expected, got) in enumerate(predictions, 1):
+        waiting.append((expected, got, targets[index]))
+        if index == steps or len(waiting) * rows >= _TOGETHER:
             together = compare_predictions(*(torch.cat(part) for part in zip(*waiting, strict=True)))
             compared.append(together.unflatten(1, (len(waiting), rows)))  # [4, positions, B]
             waiting.clear()
