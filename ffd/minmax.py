@@ -60,32 +60,35 @@ def dequantize_minmax(codes: Tensor, minimum: Tensor, step: Tensor) -> Tensor:
     return minimum.float() + codes.float() * step.float()
 
 
-def pack_planes(codes: Tensor, bits: int) -> Tensor:
+def pack_planes(codes: Tensor, bits: int, word: torch.dtype = torch.uint8) -> Tensor:
     """Pack codes along the last dimension, in planes.
 
-    Byte ``i`` holds channels ``i, i + d/n, ...`` with ``n = 8 / bits``: unpacking one bit field of a
-    row yields a contiguous part of the channels, which a kernel multiplies with that part of the query.
+    Word ``i`` holds channels ``i, i + d/n, ...`` with ``n`` codes a word, the first in its lowest bits: unpacking one
+    bit field of a row yields a contiguous part of the channels, which a kernel multiplies with that part of the query.
 
     Parameters
     ----------
     codes
         uint8 [..., d], values below ``2**bits``.
     bits
-        2 or 4; ``d`` a multiple of ``8 / bits``.
+        2 or 4; ``d`` a multiple of the codes a word holds.
+    word
+        uint8 or int16 (two's complement: the last code holds the sign).
 
     Returns
     -------
     Tensor
-        uint8 [..., d * bits / 8].
+        ``word`` [..., d * bits / bits of a word].
     """
-    planes = codes.unflatten(-1, (8 // bits, -1))
-    packed = planes[..., 0, :].clone()
-    for plane in range(1, 8 // bits):
-        packed |= planes[..., plane, :] << (bits * plane)
+    planes = codes.unflatten(-1, (8 * word.itemsize // bits, -1))
+    packed = planes[..., 0, :].to(word, copy=True)
+    for plane in range(1, planes.shape[-2]):
+        packed |= planes[..., plane, :].to(word) << (bits * plane)
     return packed
 
 
 def unpack_planes(packed: Tensor, bits: int) -> Tensor:
-    """Invert `pack_planes`: uint8 [..., d * bits / 8] -> uint8 [..., d]."""
+    """Invert `pack_planes`: uint8 or int16 [..., words] -> uint8 [..., d]."""
     mask = 2**bits - 1
-    return torch.cat([(packed >> (bits * plane)) & mask for plane in range(8 // bits)], dim=-1)
+    planes = 8 * packed.dtype.itemsize // bits
+    return torch.cat([((packed >> (bits * plane)) & mask).to(torch.uint8) for plane in range(planes)], dim=-1)

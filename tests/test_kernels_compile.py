@@ -20,7 +20,7 @@ COMPONENTS = (
 )
 
 
-@pytest.mark.parametrize("name", [*method_names(), *COMPONENTS])
+@pytest.mark.parametrize("name", [*method_names(), *COMPONENTS, "kivi,bits=4"])
 def test_the_fused_path_compiles_for_an_h100(name: str) -> None:
     root = Path(__file__).resolve().parent.parent
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}

@@ -280,7 +280,10 @@ def test_minmax_codes_lie_within_half_a_step(bits: int) -> None:
     quantized = quantize_minmax(x, bits, dim=-1)
     error = (dequantize_minmax(quantized.codes, quantized.minimum, quantized.step) - x).abs()
     assert (error <= quantized.step.float() * 0.5 + 4e-3).all()
-    assert torch.equal(unpack_planes(pack_planes(quantized.codes, bits), bits), quantized.codes)
+    for word in (torch.uint8, torch.int16):
+        packed = pack_planes(quantized.codes, bits, word)
+        assert packed.shape[-1] * packed.itemsize == 64 * bits // 8
+        assert torch.equal(unpack_planes(packed, bits), quantized.codes)
     constant = quantize_minmax(torch.full((1, 8), 2.5), bits, dim=-1)
     assert dequantize_minmax(constant.codes, constant.minimum, constant.step).unique().tolist() == [2.5]
 

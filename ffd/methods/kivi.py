@@ -24,6 +24,11 @@ from ffd.methods.base import Executor, LayerGeometry, Method, MethodLayer, RowSt
 from ffd.methods.dense import write_token
 from ffd.minmax import BOUND_DTYPE, dequantize_minmax, pack_planes, quantize_minmax, unpack_planes
 
+WORD = torch.int16
+"""Codes of a row are packed in words as wide as a tensor core's operands (`ffd.kernels.kivi_codes`)."""
+VALUE_ALIGNMENT = 16
+"""Value slots are a multiple of this."""
+
 
 @dataclass(frozen=True)
 class Kivi(Method):
@@ -72,6 +77,8 @@ class KiviLayer(MethodLayer):
     values ``0 .. N - 1 - R`` are quantised and the rest sit in ``value_window`` at
     ``position % (R + 1)``. Both are functions of the length alone, however the tokens came.
 
+    Bounds of keys are stored by group of tokens and channel, those of values by group of channels and token.
+
     Under the reference executor ``restored`` holds keys and values as attention uses them, float32
     [2, B, Hkv, capacity, d], kept up to date: to restore the whole cache at every step takes most of a step.
     """
@@ -83,19 +90,20 @@ class KiviLayer(MethodLayer):
         lead = (g.batch_size, g.num_kv_heads)
         # At least one group, so that no buffer is empty where the residual holds everything.
         key_tokens = max(g.capacity // m.residual_length * m.residual_length, m.group_size)
-        value_tokens = max(g.capacity - m.residual_length, 1)
-        row_bytes = g.head_dim * m.bits // 8
+        # Whole vectors: bounds of values are read along the tokens.
+        value_tokens = -(-max(g.capacity - m.residual_length, 1) // VALUE_ALIGNMENT) * VALUE_ALIGNMENT
+        row_words = g.head_dim * m.bits // (8 * WORD.itemsize)
 
         def zeros(*shape: int, dtype: torch.dtype) -> Tensor:
             return torch.zeros(*lead, *shape, dtype=dtype, device=g.device)
 
-        self.key_codes = zeros(key_tokens, row_bytes, dtype=torch.uint8)
+        self.key_codes = zeros(key_tokens, row_words, dtype=WORD)
         self.key_minimum = zeros(key_tokens // m.group_size, g.head_dim, dtype=BOUND_DTYPE)
         self.key_step = zeros(key_tokens // m.group_size, g.head_dim, dtype=BOUND_DTYPE)
         self.key_buffer = zeros(min(m.residual_length, g.capacity), g.head_dim, dtype=g.dtype)
-        self.value_codes = zeros(value_tokens, row_bytes, dtype=torch.uint8)
-        self.value_minimum = zeros(value_tokens, g.head_dim // m.group_size, dtype=BOUND_DTYPE)
-        self.value_step = zeros(value_tokens, g.head_dim // m.group_size, dtype=BOUND_DTYPE)
+        self.value_codes = zeros(value_tokens, row_words, dtype=WORD)
+        self.value_minimum = zeros(g.head_dim // m.group_size, value_tokens, dtype=BOUND_DTYPE)
+        self.value_step = zeros(g.head_dim // m.group_size, value_tokens, dtype=BOUND_DTYPE)
         self.value_window = zeros(min(m.residual_length + 1, g.capacity), g.head_dim, dtype=g.dtype)
         self.restored = (
             torch.zeros(2, *lead, g.capacity, g.head_dim, device=g.device) if executor == "reference" else None
@@ -124,6 +132,9 @@ class KiviLayer(MethodLayer):
             self.key_buffer[row, :, : length - first_key] = keys[row, :, first_key:length]
             slots = torch.arange(first_value, length, device=values.device) % (residual + 1)
             self.value_window[row, :, slots] = values[row, :, first_value:length]
+            # A kernel reads bounds by whole vectors: beyond a row's own they must be finite.
+            self.value_minimum[row, :, :, first_value:] = 0.0
+            self.value_step[row, :, :, first_value:] = 0.0
             if self.restored is not None:
                 self.restored[0, row, :, first_key:length] = keys[row, :, first_key:length]
                 self.restored[1, row, :, first_value:length] = values[row, :, first_value:length]
@@ -157,7 +168,7 @@ class KiviLayer(MethodLayer):
         quantized = quantize_minmax(keys.unflatten(2, (-1, group)), m.bits, dim=3)
         groups = slice(first // group, first // group + quantized.codes.shape[2])
         tokens = slice(first, first + keys.shape[2])
-        self.key_codes[rows, :, tokens] = pack_planes(quantized.codes.flatten(2, 3), m.bits)
+        self.key_codes[rows, :, tokens] = pack_planes(quantized.codes.flatten(2, 3), m.bits, WORD)
         self.key_minimum[rows, :, groups] = quantized.minimum[:, :, :, 0]
         self.key_step[rows, :, groups] = quantized.step[:, :, :, 0]
         if self.restored is not None:
@@ -169,9 +180,9 @@ class KiviLayer(MethodLayer):
             return
         quantized = quantize_minmax(values.unflatten(-1, (-1, m.group_size)), m.bits, dim=-1)
         tokens = slice(first, first + values.shape[2])
-        self.value_codes[rows, :, tokens] = pack_planes(quantized.codes.flatten(-2), m.bits)
-        self.value_minimum[rows, :, tokens] = quantized.minimum[..., 0]
-        self.value_step[rows, :, tokens] = quantized.step[..., 0]
+        self.value_codes[rows, :, tokens] = pack_planes(quantized.codes.flatten(-2), m.bits, WORD)
+        self.value_minimum[rows, :, :, tokens] = quantized.minimum[..., 0].transpose(-1, -2)
+        self.value_step[rows, :, :, tokens] = quantized.step[..., 0].transpose(-1, -2)
         if self.restored is not None:
             self.restored[1, rows, :, tokens] = quantized.restored.flatten(-2)
 
@@ -201,8 +212,8 @@ class KiviLayer(MethodLayer):
         position = torch.arange(num_tokens, device=self.lengths.device)
         values = self.value_window[:, :, position % (m.residual_length + 1)].float()
         codes = unpack_planes(self.value_codes[:, :, :n], m.bits).unflatten(-1, (-1, m.group_size))
-        bounds = (self.value_minimum[:, :, :n, :, None], self.value_step[:, :, :n, :, None])
-        restored = dequantize_minmax(codes, *bounds).flatten(-2)
+        minimum, step = (x[..., :n].transpose(-1, -2)[..., None] for x in (self.value_minimum, self.value_step))
+        restored = dequantize_minmax(codes, minimum, step).flatten(-2)
         quantized = reference.visible(self.quantized_values(self.lengths), n)[:, None, :, None]
         values[:, :, :n] = torch.where(quantized, restored, values[:, :, :n])
         return values

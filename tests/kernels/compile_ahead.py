@@ -75,7 +75,7 @@ def type_of(value: Any) -> str:
     if isinstance(value, torch.Tensor):
         names = {
             torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16", torch.int32: "i32",
-            torch.int64: "i64", torch.uint8: "u8", torch.int8: "i8", torch.bool: "i1",
+            torch.int64: "i64", torch.uint8: "u8", torch.int8: "i8", torch.int16: "i16", torch.bool: "i1",
         }  # fmt: skip
         return "*" + names[value.dtype]
     if isinstance(value, int):
