@@ -10,10 +10,7 @@ from experiments.prepare import Prepared
 
 _PREFILL_EFFICIENCY = {"cpu": 0.8, "cuda": 0.5}  # of the matrix rate measured on one large product
 _DECODE_EFFICIENCY = 0.5  # of the copy bandwidth
-_LAYER_OVERHEAD = {
-    "cpu": 2e-3,
-    "cuda": 6e-6,
-}  # seconds of a layer's decode step beside moving weights; on a CPU Python's
+_LAYER_SECONDS = {"cpu": 2e-3, "cuda": 6e-6}  # of a layer's decode step beside its weights; on a CPU mostly Python's
 
 
 @dataclass(frozen=True)
@@ -57,7 +54,7 @@ def estimate(prepared: Prepared, pending: list[Any]) -> Estimate:
     lengths = [prepared.prompt_tokens(sample) for sample in pending]
     new_tokens = sum(sample.max_new_tokens for sample in pending)
     operations = sum(2 * parameters * tokens + attention * tokens * tokens for tokens in lengths)
-    step = parameters * width / (bandwidth * _DECODE_EFFICIENCY) + text.num_hidden_layers * _LAYER_OVERHEAD[device]
+    step = parameters * width / (bandwidth * _DECODE_EFFICIENCY) + text.num_hidden_layers * _LAYER_SECONDS[device]
     return Estimate(
         samples=len(pending),
         prompt_tokens=sum(lengths),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
@@ -35,12 +36,12 @@ class LayerReport:
     @property
     def keep_head(self) -> float | None:
         """Share of the visible tokens that a query head's rule selected, mean over heads; None without a step."""
-        return _ratio(sum(self.selected) / len(self.selected), self.context)
+        return _ratio(fmean(self.selected), self.context)
 
     @property
     def keep_io(self) -> float | None:
         """Share of the visible tokens that were loaded, mean over kv heads; None without a step."""
-        return _ratio(sum(self.union) / len(self.union), self.context)
+        return _ratio(fmean(self.union), self.context)
 
     @property
     def bytes_ratio(self) -> float | None:
@@ -86,13 +87,13 @@ class LedgerReport:
     @property
     def keep_head(self) -> float | None:
         """Share of the visible tokens that a query head's rule selected, all layers; None without a step."""
-        selected = sum(sum(layer.selected) / len(layer.selected) for layer in self.layers)
+        selected = sum(fmean(layer.selected) for layer in self.layers)
         return _ratio(selected + self.sliding_context, self._context)
 
     @property
     def keep_io(self) -> float | None:
         """Share of the visible tokens that were loaded, all layers; None without a step."""
-        union = sum(sum(layer.union) / len(layer.union) for layer in self.layers)
+        union = sum(fmean(layer.union) for layer in self.layers)
         return _ratio(union + self.sliding_context, self._context)
 
     @property
