@@ -33,6 +33,11 @@ def one_line(error: BaseException) -> str:
     return re.sub(r"\s+", " ", str(error)).strip() or type(error).__name__
 
 
+def first_line(error: BaseException) -> str:
+    """What an error says, without the rest of a long message."""
+    return (str(error).splitlines() or [""])[0]
+
+
 def hydra_line(error: BaseException, overrides: Sequence[str]) -> str:
     """Rephrase a Hydra composition or parse error in one line that names what was typed.
 

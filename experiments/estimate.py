@@ -8,10 +8,9 @@ from typing import Any
 
 from experiments.prepare import Prepared
 
-_PREFILL_EFFICIENCY = 0.5  # of the matrix rate measured on one large product
-_DECODE_EFFICIENCY = 0.5  # of the copy bandwidth, host overhead of small steps included
-_STEP_OVERHEAD = {"cpu": 5e-3, "cuda": 2e-4}  # seconds a decode step costs beside moving the weights
-_NEW_TOKENS_SHARE = 0.7  # of the limit; answers end early
+_PREFILL_EFFICIENCY = {"cpu": 0.8, "cuda": 0.5}  # of the matrix rate measured on one large product
+_DECODE_EFFICIENCY = 0.5  # of the copy bandwidth
+_LAYER_SECONDS = {"cpu": 2e-3, "cuda": 6e-6}  # of a layer's decode step beside its weights; on a CPU mostly Python's
 
 
 @dataclass(frozen=True)
@@ -21,13 +20,17 @@ class Estimate:
     samples: int
     prompt_tokens: int
     new_tokens: int
-    seconds: float
+    """If every answer takes all that its sample allows; most stop earlier."""
+    prefill_seconds: float
+    decode_seconds: float
+    """Of ``new_tokens``."""
 
     def line(self) -> str:
         """One line for the terminal."""
+        at_most = duration(self.prefill_seconds + self.decode_seconds)
         return (
-            f"{self.samples} samples to run, {self.prompt_tokens} prompt tokens, up to {self.new_tokens} new tokens: "
-            f"about {duration(self.seconds)}"
+            f"{self.samples} samples to run, {self.prompt_tokens} prompt tokens, at most {self.new_tokens} new tokens: "
+            f"about {duration(self.prefill_seconds)} of prefill, about {at_most} in all if no answer stops early"
         )
 
 
@@ -48,15 +51,17 @@ def estimate(prepared: Prepared, pending: list[Any]) -> Estimate:
     flops, bandwidth, width = _machine(device)
     text = prepared.model.config.get_text_config(decoder=True)
     attention = 2 * text.num_hidden_layers * text.hidden_size  # FLOPs per token pair, causal half taken
-    prompt = new = 0
-    seconds = 0.0
-    for sample in pending:
-        tokens, limit = prepared.prompt_tokens(sample), sample.max_new_tokens
-        prompt, new = prompt + tokens, new + limit
-        seconds += (2 * parameters * tokens + attention * tokens * tokens) / (flops * _PREFILL_EFFICIENCY)
-        step = parameters * width / (bandwidth * _DECODE_EFFICIENCY) + _STEP_OVERHEAD[device]
-        seconds += limit * _NEW_TOKENS_SHARE * step
-    return Estimate(len(pending), prompt, new, seconds)
+    lengths = [prepared.prompt_tokens(sample) for sample in pending]
+    new_tokens = sum(sample.max_new_tokens for sample in pending)
+    operations = sum(2 * parameters * tokens + attention * tokens * tokens for tokens in lengths)
+    step = parameters * width / (bandwidth * _DECODE_EFFICIENCY) + text.num_hidden_layers * _LAYER_SECONDS[device]
+    return Estimate(
+        samples=len(pending),
+        prompt_tokens=sum(lengths),
+        new_tokens=new_tokens,
+        prefill_seconds=operations / (flops * _PREFILL_EFFICIENCY[device]),
+        decode_seconds=new_tokens * step,
+    )
 
 
 def count_parameters(config: Any) -> int:
@@ -79,7 +84,7 @@ def duration(seconds: float) -> str:
 
 
 def _machine(device: str) -> tuple[float, float, int]:
-    """Matrix rate in FLOP/s, read bandwidth in bytes/s, and bytes per weight on a device."""
+    """Matrix rate in FLOP/s, copy bandwidth in bytes/s, and bytes per weight on a device."""
     import torch
 
     dtype = torch.bfloat16 if device == "cuda" else torch.float32
@@ -98,7 +103,8 @@ def _machine(device: str) -> tuple[float, float, int]:
         return min(times)
 
     flops = 2 * n**3 / best(lambda: a @ a)
-    bandwidth = 2 * big.numel() / best(big.clone)
+    copy = torch.empty_like(big)  # written once before it counts: on a CPU its pages come with the first write
+    bandwidth = 2 * big.numel() / best(lambda: copy.copy_(big))
     return flops, bandwidth, dtype.itemsize
 
 

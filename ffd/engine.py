@@ -21,7 +21,7 @@ from ffd.generation import Generation
 from ffd.graph import CapturedStep, resolve_graph
 from ffd.greedy import MAX_STOP_TOKENS, GreedyState
 from ffd.methods import Method
-from ffd.prompts import left_padded, require_room
+from ffd.prompts import in_chunks, left_padded, require_room
 from ffd.report import read_ledger
 from ffd.support import require_one_device
 
@@ -184,14 +184,9 @@ class Engine:
 
     def _prefill(self, prompts: Sequence[Sequence[int]], lengths: list[int]) -> tuple[Tensor, Tensor | None]:
         """Forward the prompts in chunks; returns the last logits [B, vocab] and the padding mask, if any."""
-        ids, positions, padding = left_padded(prompts, self.device)
-        width = max(lengths)
-        chunk = self.prefill_chunk or width
-        for start in range(0, width, chunk):
-            stop = min(start + chunk, width)
-            logits = self._forward(
-                ids[:, start:stop], positions[:, start:stop], None if padding is None else padding[:, :stop]
-            )
+        batch = left_padded(prompts, self.device)
+        for ids, positions, padding in in_chunks(*batch, self.prefill_chunk or max(lengths)):
+            logits = self._forward(ids, positions, padding)
         return logits, padding
 
     def _forward(self, ids: Tensor, positions: Tensor, mask: Tensor | None) -> Tensor:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ffd import reference
 from ffd.ledger import Counts
-from ffd.methods.base import Executor, LayerGeometry, MethodLayer, RowState, Selection
+from ffd.methods import Executor, LayerGeometry, MethodLayer, RowState, Selection
 from ffd.methods.dense import write_token
 from ffd.quantization import (
     CODES_PER_BYTE,

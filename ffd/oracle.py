@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ffd import reference
 from ffd.ledger import Counts
-from ffd.methods.base import Executor, LayerGeometry, Method, RowState, Selection, require
+from ffd.methods import Executor, LayerGeometry, Method, RowState, Selection, require
 from ffd.methods.dense import DenseLayer
 from ffd.selection import GRANULARITIES, SELECT_PER, last_unit, pool_group, unit_logsumexp
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ffd import reference
-from ffd.methods.base import Executor, LayerGeometry
+from ffd.methods import Executor, LayerGeometry
 from ffd.selection import last_unit, top_k
 
 LAST_PAGE = ("kernel", "eval")

@@ -1,8 +1,8 @@
-"""Prompts of a batch on their way to a model: whether they fit, and their padding on the left."""
+"""Prompts of a batch on their way to a model: whether they fit, their padding on the left, and their chunks."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -61,3 +61,27 @@ def left_padded(prompts: Sequence[Sequence[int]], device: torch.device) -> tuple
     positions = (mask.cumsum(dim=1) - 1).clamp_(min=0).to(device)
     padding = None if bool(mask.all()) else mask.to(device)
     return ids.to(device), positions, padding
+
+
+def in_chunks(
+    ids: Tensor, positions: Tensor, mask: Tensor | None, tokens: int
+) -> Iterator[tuple[Tensor, Tensor, Tensor | None]]:
+    """A padded batch a few columns at a time, as a cache takes it.
+
+    Parameters
+    ----------
+    ids, positions, mask
+        What `left_padded` gives.
+    tokens
+        Columns at a time, at least 1; the last chunk may have fewer.
+
+    Yields
+    ------
+    ids, positions : Tensor
+        [B, n], the chunk's own.
+    mask : Tensor or None
+        bool [B, N]: of all columns so far, since the chunk attends to those before it too.
+    """
+    for start in range(0, ids.shape[1], tokens):
+        stop = start + tokens
+        yield ids[:, start:stop], positions[:, start:stop], None if mask is None else mask[:, :stop]

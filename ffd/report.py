@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
@@ -32,10 +33,32 @@ class LayerReport:
     dense_bytes: float
     """Bytes dense attention in the model's dtype would have read."""
 
+    @property
+    def keep_head(self) -> float | None:
+        """Share of the visible tokens that a query head's rule selected, mean over heads; None without a step."""
+        return _ratio(fmean(self.selected), self.context)
 
-@dataclass(frozen=True)
+    @property
+    def keep_io(self) -> float | None:
+        """Share of the visible tokens that were loaded, mean over kv heads; None without a step."""
+        return _ratio(fmean(self.union), self.context)
+
+    @property
+    def bytes_ratio(self) -> float | None:
+        """Bytes read over those of dense attention; None without a step."""
+        return _ratio(sum(self.bytes_read.values()), self.dense_bytes)
+
+    def __str__(self) -> str:
+        path = "sparse" if self.sparse else "dense by configuration"
+        return f"layer {self.layer}: {_kept(self)} · {self.steps} steps {path}"
+
+
+@dataclass(frozen=True, repr=False)
 class LedgerReport:
-    """Counts of all layers. The tail, sinks and local tokens count as selected; prefill does not count."""
+    """Counts of all layers. The tail, sinks and local tokens count as selected; prefill does not count.
+
+    Printed it is a summary; ``layers`` has the counts and ``totals()`` all of them, ready for JSON.
+    """
 
     layers: tuple[LayerReport, ...]
     sliding_layers: int
@@ -61,6 +84,40 @@ class LedgerReport:
         """Whether every layer-step took the path it was configured for."""
         return self.sparse_steps + self.dense_steps == self.expected_steps
 
+    @property
+    def keep_head(self) -> float | None:
+        """Share of the visible tokens that a query head's rule selected, all layers; None without a step."""
+        selected = sum(fmean(layer.selected) for layer in self.layers)
+        return _ratio(selected + self.sliding_context, self._context)
+
+    @property
+    def keep_io(self) -> float | None:
+        """Share of the visible tokens that were loaded, all layers; None without a step."""
+        union = sum(fmean(layer.union) for layer in self.layers)
+        return _ratio(union + self.sliding_context, self._context)
+
+    @property
+    def sparsity(self) -> float | None:
+        """Share of the visible tokens that were not loaded: 1 - `keep_io`."""
+        return None if self.keep_io is None else 1.0 - self.keep_io
+
+    @property
+    def bytes_ratio(self) -> float | None:
+        """Bytes read over those of dense attention, full-attention layers only."""
+        read = sum(sum(layer.bytes_read.values()) for layer in self.layers)
+        return _ratio(read, sum(layer.dense_bytes for layer in self.layers))
+
+    @property
+    def _context(self) -> float:
+        return sum(layer.context for layer in self.layers) + self.sliding_context
+
+    def __str__(self) -> str:
+        done = f"{self.sparse_steps} sparse + {self.dense_steps} dense of {self.expected_steps} decode layer-steps"
+        path = done if self.complete else f"{done}, INCOMPLETE: some did not take the path they were configured for"
+        return f"sparsity {_figure(self.sparsity)} · {_kept(self)}\npath: {path}"
+
+    __repr__ = __str__
+
     def totals(self) -> dict[str, Any]:
         """Sums that runs add up: JSON-ready, one row per layer with per-head lists."""
         return {
@@ -71,6 +128,21 @@ class LedgerReport:
             "sliding_context": self.sliding_context,
             "layers": [vars(layer) for layer in self.layers],
         }
+
+
+def _ratio(part: float, whole: float) -> float | None:
+    return part / whole if whole else None
+
+
+def _figure(value: float | None) -> str:
+    return "-" if value is None else f"{value:.4f}"
+
+
+def _kept(found: LayerReport | LedgerReport) -> str:
+    return (
+        f"kept {_figure(found.keep_io)} of tokens loaded per kv head, {_figure(found.keep_head)} selected per query "
+        f"head · bytes {_figure(found.bytes_ratio)} of dense"
+    )
 
 
 def read_ledger(cache: SparseCache, decode_steps: int) -> LedgerReport:

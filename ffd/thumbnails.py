@@ -11,7 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ffd.methods.base import Executor, LayerGeometry
+from ffd.methods import Executor, LayerGeometry
 from ffd.minmax import pack_planes, unpack_planes
 from ffd.quantization import SCALE_DTYPE
 from ffd.scan import operand_scores, scan_operand

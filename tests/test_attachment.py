@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 import ffd
+from experiments.summary import sparsity
 from ffd.cache import UnsupportedModelError
 from tests.tiny import FAMILIES, random_prompt, tiny_model
 
@@ -123,6 +126,47 @@ def test_attaching_twice_is_refused_and_detaching_twice_does_nothing():
 def test_what_is_not_a_method_or_executor_is_refused_at_once(arguments, error):
     with pytest.raises(error):
         ffd.attach(tiny_model("llama"), *arguments)
+
+
+def test_a_printed_report_is_a_summary_that_agrees_with_a_runs_own_figures():
+    # It once printed every counter of every layer and head, 10 kB of them.
+    model = tiny_model("llama")
+    with ffd.attach(model, ffd.FFD(delta=0.3, block_size=64)) as attached:
+        model.generate(torch.tensor([random_prompt(300)]), max_new_tokens=20, do_sample=False)
+        report = attached.report()
+    figures, _ = sparsity([{"ledger": report.totals()}], num_query_heads=4, num_kv_heads=2)
+    assert 0 < report.sparsity < 1
+    for name in ("keep_head", "keep_io", "sparsity", "bytes_ratio"):
+        assert getattr(report, name) == pytest.approx(figures[name])
+        assert f"{figures[name]:.4f}" in str(report)
+    assert str(report) == repr(report)
+    assert len(str(report).splitlines()) == 2
+    assert "38 sparse + 0 dense of 38 decode layer-steps" in str(report)
+    assert "INCOMPLETE" not in str(report)
+    assert "INCOMPLETE" in str(replace(report, expected_steps=39))
+    for layer in report.layers:
+        assert str(layer).startswith(f"layer {layer.layer}: kept {layer.keep_io:.4f} of tokens")
+
+
+def test_a_report_of_no_decode_step_has_dashes_for_figures():
+    model = tiny_model("llama")
+    with ffd.attach(model, EXACT) as attached:
+        model.generate(torch.tensor([random_prompt(30)]), max_new_tokens=1, do_sample=False)
+        report = attached.report()
+    assert (report.sparsity, report.keep_head, report.bytes_ratio) == (None, None, None)
+    assert str(report).startswith("sparsity - · kept - of tokens")
+
+
+def test_windows_of_sliding_layers_count_as_read_whole():
+    model = tiny_model(
+        "qwen2", use_sliding_window=True, sliding_window=32, layer_types=["sliding_attention", "full_attention"]
+    )
+    with ffd.attach(model, ffd.FFD(delta=0.3, block_size=64)) as attached:
+        model.generate(torch.tensor([random_prompt(300)]), max_new_tokens=20, do_sample=False)
+        report = attached.report()
+    figures, _ = sparsity([{"ledger": report.totals()}], num_query_heads=4, num_kv_heads=2)
+    assert report.sliding_context == 19 * 32
+    assert (report.keep_io, report.keep_head) == pytest.approx((figures["keep_io"], figures["keep_head"]))
 
 
 def test_report_before_generate_is_an_error():

@@ -35,11 +35,15 @@ def model_folder(tmp_path):
     return folder
 
 
-def test_the_readme_example_runs(model_folder, capsys):
-    example = block("README.md", "example").replace("Qwen/Qwen2.5-0.5B-Instruct", str(model_folder))
+def test_the_readme_example_runs(model_folder, capsys, monkeypatch):
+    example = block("README.md", "example").replace('"smollm2_135m"', f"path={str(model_folder)!r}")
+    assert str(model_folder) in example
     assert len(example.strip().splitlines()) <= 12
+    monkeypatch.chdir(ROOT)
     exec(compile(example, "README.md", "exec"), {})
-    assert capsys.readouterr().out.strip().endswith(str(49 * 2))  # 50 tokens, two layers
+    said = capsys.readouterr().out
+    assert f"{19 * 2} sparse + 0 dense of {19 * 2} decode layer-steps" in said  # 20 tokens, two layers
+    assert float(re.search(r"^sparsity (\S+)", said, flags=re.MULTILINE).group(1)) > 0
 
 
 @pytest.mark.parametrize("marker", ["command: main", "command: test"])

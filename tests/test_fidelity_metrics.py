@@ -13,7 +13,7 @@ from eval.fidelity.catalogue import METRICS, SET_SIZES
 from eval.fidelity.exact import ExactStep
 from eval.fidelity.metrics import Observation, observe, output_errors
 from eval.fidelity.ranks import average_ranks, spearman
-from ffd.methods.base import Selection
+from ffd.methods import Selection
 from ffd.reference import key_scores, masked_attention, union_over_group, visible
 
 B, HKV, G, N, D, UNIT = 3, 2, 3, 90, 16, 16

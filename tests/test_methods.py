@@ -11,8 +11,7 @@ import torch
 import yaml
 
 from ffd import Engine
-from ffd.methods import KnobError, create, method_class, method_names
-from ffd.methods.base import require
+from ffd.methods import KnobError, create, method_class, method_names, require
 from ffd.minmax import dequantize_minmax, pack_planes, quantize_minmax, unpack_planes
 from ffd.selection import top_k, top_p_threshold
 from tests.method_harness import append, filled, make_case, new_layer, prefill

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from ffd.graph import resolve_graph
-from ffd.prompts import left_padded, require_room
+from ffd.prompts import in_chunks, left_padded, require_room
 from ffd.support import UnsupportedModelError
 from tests.tiny import tiny_model
 
@@ -54,3 +54,15 @@ def test_why_steps_are_eager() -> None:
             resolve_graph(True, config, sliding, device)
     with pytest.raises(ValueError, match=r"^graph=yes: expected True, False or auto$"):
         resolve_graph("yes", config, 0, CPU)
+
+
+@pytest.mark.parametrize("tokens", [1, 2, 3, 5, 9])
+def test_chunks_are_the_batch_cut_into_columns_each_with_the_mask_of_all_before(tokens: int) -> None:
+    ids, positions, mask = left_padded([[7, 8, 9, 10, 11], [5, 6]], CPU)
+    found = list(in_chunks(ids, positions, mask, tokens))
+    assert torch.equal(torch.cat([chunk for chunk, _, _ in found], dim=1), ids)
+    assert torch.equal(torch.cat([places for _, places, _ in found], dim=1), positions)
+    for index, (chunk, _, seen) in enumerate(found):
+        assert 1 <= chunk.shape[1] <= tokens
+        assert torch.equal(seen, mask[:, : index * tokens + chunk.shape[1]])
+    assert all(seen is None for _, _, seen in in_chunks(ids, positions, None, tokens))

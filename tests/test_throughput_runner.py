@@ -14,12 +14,13 @@ import torch
 from analysis.load import load
 from analysis.tables import build_tables
 from experiments.key_figures import key_figures
-from experiments.throughput import demanded
-from experiments.throughput import engine_row as engine_rows
+from experiments.throughput import demanded, engine_row
+from experiments.throughput import measure as measuring
 from experiments.throughput.__main__ import main
-from experiments.throughput.bench import Bench, measure
+from experiments.throughput.bench import Bench
 from experiments.throughput.cases import FAIR, Case, Grid, cases
 from experiments.throughput.margins import set_kept
+from experiments.throughput.measure import measure
 from experiments.throughput.models import random_model
 from experiments.throughput.row import kv_bytes, weight_bytes
 from experiments.throughput.steps import WINDOW, Steps, stored_bytes
@@ -51,7 +52,7 @@ def row_of(bench: Bench, case: Case) -> dict[str, Any]:
 
 def steps_of(bench: Bench, case: Case) -> Steps:
     with torch.inference_mode():
-        steps = Steps(engine_rows.make_engine(bench, case), case.T)
+        steps = Steps(engine_row.make_engine(bench, case), case.T)
         steps.fill()
     return steps
 
@@ -130,7 +131,7 @@ def test_the_papers_captures_are_spread_over_a_block():
         def capture_anew(self) -> float:
             return 138.0
 
-    found = engine_rows._ablation(Replayed(), 10.0, case_of(create("ffd")))  # type: ignore[arg-type]
+    found = engine_row._ablation(Replayed(), 10.0, case_of(create("ffd")))  # type: ignore[arg-type]
     assert found == {
         "eager": 40.0,
         "one_graph": 10.0,
@@ -138,7 +139,7 @@ def test_the_papers_captures_are_spread_over_a_block():
         "capture": 128.0,
         "steps_per_capture": 128,
     }
-    assert engine_rows._ablation(Replayed(), 10.0, case_of(create("quest"))) is None  # type: ignore[arg-type]
+    assert engine_row._ablation(Replayed(), 10.0, case_of(create("quest"))) is None  # type: ignore[arg-type]
 
 
 def test_a_grid_times_dense_once_and_transformers_where_asked():
@@ -189,7 +190,7 @@ def run(arguments, monkeypatch, tmp_path) -> tuple[int, dict[str, Any]]:
 
 
 def test_an_interrupted_run_keeps_its_rows_and_resumes(monkeypatch, tmp_path):
-    measured, real = [], engine_rows.engine_row
+    measured, real = [], engine_row.engine_row
 
     def interrupted(bench: Bench, case: Case) -> Any:
         if len(measured) == 2:
@@ -197,10 +198,10 @@ def test_an_interrupted_run_keeps_its_rows_and_resumes(monkeypatch, tmp_path):
         measured.append(case.label)
         return real(bench, case)
 
-    monkeypatch.setattr(engine_rows, "engine_row", interrupted)
+    monkeypatch.setattr(measuring, "engine_row", interrupted)
     code, summary = run([], monkeypatch, tmp_path)
     assert (code, summary["status"], len(summary["rows"])) == (130, "partial", 2)
-    monkeypatch.setattr(engine_rows, "engine_row", lambda bench, case: measured.append(case.label) or real(bench, case))
+    monkeypatch.setattr(measuring, "engine_row", lambda bench, case: measured.append(case.label) or real(bench, case))
     code, resumed = run([], monkeypatch, tmp_path)
     assert (code, resumed["status"]) == (0, "complete")
     assert resumed["rows"][:2] == summary["rows"]
@@ -227,14 +228,14 @@ def test_an_interrupted_run_keeps_its_rows_and_resumes(monkeypatch, tmp_path):
 
 
 def test_a_point_that_does_not_fit_is_said_so(monkeypatch, tmp_path, capsys):
-    real = engine_rows.engine_row
+    real = engine_row.engine_row
 
     def small(bench: Bench, case: Case) -> Any:
         if case.T == 512:
             raise torch.OutOfMemoryError("CUDA out of memory.\nTried to allocate")
         return real(bench, case)
 
-    monkeypatch.setattr(engine_rows, "engine_row", small)
+    monkeypatch.setattr(measuring, "engine_row", small)
     code, summary = run([], monkeypatch, tmp_path)
     assert (code, summary["status"]) == (0, "complete")
     assert [row.get("problem") for row in summary["rows"]] == [None, None, *["CUDA out of memory."] * 2]
@@ -353,8 +354,7 @@ def test_the_bare_command_replaces_no_record(tmp_path, capsys):
 
 def test_the_bare_command_needs_torch_and_transformers_only():
     script = (
-        "import sys, experiments.throughput.__main__, experiments.throughput.engine_row, "
-        "experiments.throughput.transformers_row; "
+        "import sys, experiments.throughput.__main__; "
         "print(sorted({'hydra', 'omegaconf', 'wandb', 'rich', 'eval', 'analysis'} & sys.modules.keys()))"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)

@@ -15,8 +15,7 @@ from typing import Any
 import torch
 import triton
 
-from experiments.bare import record_path, require_new
-from experiments.bare import write_record as write
+from experiments.bare import record_path, require_new, write_record
 from experiments.errors import UsageError, one_line
 from experiments.kernel.grid import Point, point
 from experiments.kernel.measure import PointRun
@@ -91,7 +90,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.merge:
             require_new(options.out)
             made = merged(options.merge)
-            write(options.out, made)
+            write_record(options.out, made)
             return verdict(made)
         if not torch.cuda.is_available():
             raise UsageError("needs a GPU")
@@ -115,7 +114,7 @@ def measure(plan: Iterable[tuple[Point, list[Step] | None]], out: Path, machine:
 
     def written() -> dict[str, Any]:
         made = record(session.rows, session.refused, bandwidth, machine)
-        write(out, made)
+        write_record(out, made)
         return made
 
     started = time.perf_counter()

@@ -119,10 +119,10 @@ def _budgets(method: Method, fraction: float, tokens: int) -> dict[str, Any]:
         _, tail = whole_blocks(tokens)
         share = tail + (share - tail) // BLOCK * BLOCK
     if knob is not None and knob.high == math.inf:
-        chosen: dict[str, Any] = {knob.name: max(share, int(knob.low))}
-        return chosen | {
-            other: None for other in ("keep_fraction",) if known.get(other)
-        }  # it would overrule the budget
+        budget: dict[str, Any] = {knob.name: max(share, int(knob.low))}
+        return (
+            {**budget, "keep_fraction": None} if known.get("keep_fraction") else budget
+        )  # it would overrule the budget
     # What prunes a base selection needs one that has room for the target.
     return {"token_budget": max(known["token_budget"], share + BLOCK)} if "base" in known else {}
 

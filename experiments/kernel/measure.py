@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from experiments.errors import first_line
 from experiments.kernel import baselines, gate, timing
 from experiments.kernel.baselines import Library
 from experiments.kernel.beside import DENSE, Beside
@@ -211,11 +212,6 @@ def refused_for(error: Exception) -> tuple[str, bool]:
     if isinstance(error, torch.cuda.OutOfMemoryError):
         return "does not fit the GPU's memory", False
     return f"{type(error).__name__}: {first_line(error)}", True
-
-
-def first_line(error: Exception) -> str:
-    """What an error says, without the rest of a long message."""
-    return (str(error).splitlines() or [""])[0]
 
 
 def storage(knobs: Mapping[str, Any]) -> str:

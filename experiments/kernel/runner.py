@@ -80,7 +80,8 @@ def identity(config: RunConfig, paths: Sequence[Path]) -> dict[str, Any]:
     """Everything that decides the rows."""
     from eval.data.store import sha256_of
 
-    modules = [f"{package.__name__}.{m.name}" for m in pkgutil.iter_modules(package.__path__) if m.name != "runner"]
+    deciding = [m.name for m in pkgutil.iter_modules(package.__path__) if m.name not in ("__main__", "runner")]
+    modules = [f"{package.__name__}.{name}" for name in deciding]
     names = {config.method["name"], "dense"}
     bench = {key: getattr(config.bench, key) for key in _BENCH}
     return {

@@ -27,10 +27,10 @@ class Stage:
     """One launch."""
 
     names: str
-    """What it does, in words of measurement rule 11."""
+    """What it does, of the parts that `whole_step` names."""
     launch: Launch
     kept_bytes: float
-    """Bytes per kept token and channel that it must read; rule 10's bytes, divided over the launches."""
+    """Bytes per kept token and channel that it must read: `floor_bytes`, divided over the launches."""
     all_bytes: float
     """Bytes per token and channel."""
 
@@ -102,8 +102,9 @@ def whole_step(method: Method, shape: Shape) -> str:
 def floor_bytes(method: Method, layer: MethodLayer, shape: Shape, passed: Passed) -> tuple[float, str]:
     """Bytes that the step must read, and by which rule.
 
-    FFD has one fixed floor whatever its kernel and storage read: measurement rule 10. Dense must read every key and
-    value. For the others it is what their own published storage makes a step read, counted by the ledger.
+    FFD has one fixed floor whatever its kernel and storage read: 2-bit codes and 16-bit scales of all tokens, 8-bit
+    residual and 16-bit values of kept ones. Dense must read every key and value. For the others it is what their own
+    published storage makes a step read, counted by the ledger.
     """
     if isinstance(method, FFD):
         return sum(stage.bytes(shape, passed.kept) for stage in _FFD), "34 bytes a token, 384 a kept one, at d=128"

@@ -13,11 +13,12 @@ from typing import Any
 
 import torch
 
-from experiments.bare import record_path, share, whole, write_record
+from experiments.bare import record_path, require_new, share, whole, write_record
 from experiments.engines import prefill_chunk
 from experiments.environment import device_class, git_revision, versions
+from experiments.errors import UsageError
 from experiments.kernel.timing import read_bandwidth
-from experiments.throughput.bench import Bench, measure
+from experiments.throughput.bench import Bench
 from experiments.throughput.cases import (
     DEFAULT_KEPT,
     DEFAULT_POINTS,
@@ -30,6 +31,7 @@ from experiments.throughput.cases import (
     cases,
 )
 from experiments.throughput.demanded import require_fusable, require_fused
+from experiments.throughput.measure import measure
 from experiments.throughput.models import GEOMETRIES, SMALL, random_model
 from experiments.throughput.summary import break_even, line
 from ffd.executor import ExecutorError
@@ -45,39 +47,42 @@ def point(text: str) -> tuple[int, int]:
     return int(batch), int(tokens)
 
 
-def parser() -> argparse.ArgumentParser:
-    """The command line."""
-    found = argparse.ArgumentParser(prog="python -m experiments.throughput", description=__doc__)
-    found.add_argument("--out", type=record_path, required=True, help="JSON record to write")
-    found.add_argument("--geometry", choices=GEOMETRIES, default="llama31_8b", help="of the random model")
-    found.add_argument("--grid", type=point, nargs="+", default=list(DEFAULT_POINTS), help="points as BxT: 1x16384")
-    found.add_argument("--paper-grid", type=point, nargs="*", default=list(DEFAULT_TRANSFORMERS_POINTS))
-    found.add_argument("--methods", choices=method_names(), nargs="*", default=["ffd"], help="beside dense")
-    found.add_argument("--kept", type=share, nargs="+", default=list(DEFAULT_KEPT), help="kept fractions of FFD")
-    found.add_argument("--fuse", choices=FUSE, nargs="+", default=["auto"], help="of the engine")
-    found.add_argument(
+def command_line() -> argparse.ArgumentParser:
+    """The options."""
+    parser = argparse.ArgumentParser(prog="python -m experiments.throughput", description=__doc__)
+    parser.add_argument("--out", type=record_path, required=True, help="JSON record to write")
+    parser.add_argument("--geometry", choices=GEOMETRIES, default="llama31_8b", help="of the random model")
+    parser.add_argument("--grid", type=point, nargs="+", default=list(DEFAULT_POINTS), help="points as BxT: 1x16384")
+    paper = list(DEFAULT_TRANSFORMERS_POINTS)
+    parser.add_argument("--paper-grid", type=point, nargs="*", default=paper, help="those for transformers' loop too")
+    parser.add_argument("--methods", choices=method_names(), nargs="*", default=["ffd"], help="beside dense")
+    parser.add_argument("--kept", type=share, nargs="+", default=list(DEFAULT_KEPT), help="kept fractions of FFD")
+    parser.add_argument("--fuse", choices=FUSE, nargs="+", default=["auto"], help="of the engine")
+    parser.add_argument(
         "--prefill-tokens", type=whole(0), default=DEFAULT_PREFILL_TOKENS, help="longest prefill to time; 0: none"
     )
-    found.add_argument("--revision", default=None, help="revision, where there is no checkout")
-    return found
+    parser.add_argument("--revision", default=None, help="revision, where there is no checkout")
+    return parser
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure the grid and write the record after every row, so that an interruption loses none."""
-    line_of_command = parser()
-    given = line_of_command.parse_args(arguments)
-    if given.out.exists():
-        line_of_command.error(f"--out={given.out}: exists already; expected a new file")
+    parser = command_line()
+    given = parser.parse_args(arguments)
+    try:
+        require_new(given.out)
+    except UsageError as error:
+        parser.error(str(error))
     gpu = torch.cuda.is_available()
     if not gpu and given.geometry not in SMALL:
-        line_of_command.error(f"--geometry={given.geometry}: needs a GPU; expected {', '.join(SMALL)} without one")
+        parser.error(f"--geometry={given.geometry}: needs a GPU; expected {', '.join(SMALL)} without one")
     device, dtype = ("cuda", "bfloat16") if gpu else ("cpu", "float32")
     bandwidth = read_bandwidth(device) * 1e6
     record: dict[str, Any] = {
         "gpu": device_class(),
         "versions": versions(("torch", "triton", "transformers")),
         "revision": given.revision or git_revision()["commit"],
-        "date": datetime.date.today().isoformat(),
+        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
         "model": f"{given.geometry} geometry, random weights, {dtype}",
         "read_bandwidth": bandwidth,
         "rows": [],
@@ -107,9 +112,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             write_record(given.out, record)
             print(line(row), flush=True)
     except SettingError as error:
-        line_of_command.error(f"--{error.setting}=true: {error.reason}; expected auto or false")
+        parser.error(f"--{error.setting}=true: {error.reason}; expected auto or false")
     except (UnsupportedModelError, ExecutorError, KnobError) as error:
-        line_of_command.error(f"{error}; {len(record['rows'])} rows are in {given.out}")
+        parser.error(f"{error}; {len(record['rows'])} rows are in {given.out}")
     for found in record["break_even"]:
         print(found["says"])
     return 0

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from experiments.throughput.cases import FAIR, Case
+from experiments.throughput.cases import Case
 from experiments.throughput.row import weight_bytes
 
 
@@ -72,21 +71,3 @@ class Bench:
         gc.collect()
         if self.on_gpu:
             torch.cuda.empty_cache()
-
-
-def measure(bench: Bench, cases: Iterable[Case]) -> Iterator[dict[str, Any]]:
-    """Rows as they are measured; a case that does not fit the GPU gives a row that says so, without times."""
-    from experiments.throughput.engine_row import engine_row
-    from experiments.throughput.transformers_row import transformers_row
-
-    for case in cases:
-        problem = None
-        try:
-            with torch.inference_mode():
-                measured = asdict((engine_row if case.protocol == FAIR else transformers_row)(bench, case))
-        except torch.OutOfMemoryError as error:
-            problem = str(error).splitlines()[0]
-        if problem is not None:  # outside the handler: the error holds on to what fills the memory
-            measured = {**bench.point(case), "problem": problem}
-        bench.release()
-        yield measured

@@ -58,7 +58,7 @@ class Case:
     def name(self) -> str:
         """Protocol, method and what tells them apart: the row's task in ``samples.jsonl``."""
         parts = [self.protocol, self.method.label]
-        if self.kept is not None and has_margins(self.method):
+        if self.kept is not None and self.method.margins_per_head:
             parts.append(f"kept {self.kept:g}")
         if self.protocol == FAIR and self.fuse != "auto":
             parts.append(f"fuse {self.fuse}")
@@ -77,18 +77,13 @@ class Grid:
     points: Sequence[tuple[int, int]]
     """(B, T)."""
     kept: Sequence[float] = DEFAULT_KEPT
-    """For methods with margins per head (`has_margins`)."""
+    """For methods with margins per head, as calibration sets them."""
     protocols: Sequence[str] = PROTOCOLS
     fuse: Sequence[str] = ("auto",)
     prefill_tokens: int = DEFAULT_PREFILL_TOKENS
     """Longest prompt whose prefill is timed, at batch size 1; 0 for none."""
     transformers_points: Collection[tuple[int, int]] | None = None
     """Points of the transformers protocols; None for all."""
-
-
-def has_margins(method: Method) -> bool:
-    """Whether the kept fraction of a method's layers can be set by margins per head, as calibration sets them."""
-    return method.margins_per_head
 
 
 def cases(grid: Grid, methods: Sequence[Method]) -> Iterator[Case]:
@@ -113,7 +108,7 @@ def cases(grid: Grid, methods: Sequence[Method]) -> Iterator[Case]:
         for fuse in grid.fuse if FAIR in grid.protocols else ():
             yield Case(FAIR, dense, batch, tokens, 1.0, fuse, prefill, False)
             for method in others:
-                for kept in grid.kept if has_margins(method) else (None,):
+                for kept in grid.kept if method.margins_per_head else (None,):
                     first = kept in (None, grid.kept[0])
                     yield Case(FAIR, method, batch, tokens, kept, fuse, prefill and first, ablation and first)
         for protocol in TRANSFORMERS:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from experiments.throughput.bench import Bench
-from experiments.throughput.cases import Case, has_margins
+from experiments.throughput.cases import Case
 from experiments.throughput.margins import set_kept
 from experiments.throughput.row import Row, kv_bytes
 from experiments.throughput.steps import WINDOW, Steps, stored_bytes
@@ -27,7 +27,7 @@ def engine_row(bench: Bench, case: Case) -> Row:
     prefill = _prefill(bench, engine, case.T) if case.prefill else {}
     steps = Steps(engine, case.T)
     store_ms = steps.fill()
-    if case.kept is not None and has_margins(case.method):
+    if case.kept is not None and case.method.margins_per_head:
         set_kept(steps, case.kept)
     resident = bench.begin_memory()
     milliseconds = steps.time(_WINDOWS[engine.device.type])

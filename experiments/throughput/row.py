@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from ffd.support import require_supported
+
 
 @dataclass(frozen=True)
 class Row:
@@ -57,17 +59,10 @@ class Row:
     """Milliseconds a step: eager, one graph for all lengths, and captured anew whenever a block is complete."""
 
 
-def kv_shape(config: Any) -> tuple[int, int, int]:
-    """Layers, kv heads and head dimension of a model's cache."""
-    text = config.get_text_config(decoder=True)
-    width = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
-    return text.num_hidden_layers, getattr(text, "num_key_value_heads", None) or text.num_attention_heads, width
-
-
 def kv_bytes(model: Any) -> int:
     """Bytes of one token's keys and values in the model's dtype, all layers."""
-    layers, heads, width = kv_shape(model.config)
-    return 2 * layers * heads * width * int(model.dtype.itemsize)
+    shape = require_supported(model.config)
+    return 2 * len(shape.kinds) * shape.num_kv_heads * shape.head_dim * int(model.dtype.itemsize)
 
 
 def weight_bytes(model: Any) -> float:

@@ -24,7 +24,6 @@ from experiments.throughput.cases import (
     Case,
     Grid,
     cases,
-    has_margins,
 )
 from experiments.throughput.subject import Subject, subject
 from experiments.throughput.summary import break_even, line
@@ -67,12 +66,12 @@ def run_throughput(config: RunConfig) -> int:
     notes = []
     if set(config.bench.protocols) - set(asked.protocols):
         notes.append("no GPU: the fair protocol alone is timed, and a CPU's times say nothing about a GPU's")
-    if config.bench.kept is not None and not has_margins(method) and not method.reads_everything:
+    if config.bench.kept is not None and not method.margins_per_head and not method.reads_everything:
         notes.append(f"bench.kept: {method.name} has no margins per head; its own knobs decide what is kept")
     return ThroughputRun(config, identity, chosen, planned, notes).run()
 
 
-_MEASURING = ("bench", "cases", "engine_row", "margins", "steps", "transformers_row")
+_MEASURING = ("bench", "cases", "engine_row", "margins", "measure", "steps", "transformers_row")
 """Modules whose change makes another measurement."""
 
 
@@ -123,8 +122,9 @@ class ThroughputRun(StudyRun):
             return
         from experiments.environment import device_class
         from experiments.kernel.timing import read_bandwidth
-        from experiments.throughput.bench import Bench, measure
+        from experiments.throughput.bench import Bench
         from experiments.throughput.demanded import require_fused
+        from experiments.throughput.measure import measure
 
         model = self.subject.load("cuda" if device_class() != "cpu" else "cpu")
         chunk = prefill_chunk(self.config.prefill_chunk, model.device.type)

@@ -11,8 +11,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from experiments.throughput.bench import Bench
 from experiments.throughput.cases import Case
-from experiments.throughput.row import Row, kv_bytes, kv_shape
+from experiments.throughput.row import Row, kv_bytes
 from ffd.cache import cache_keyword
+from ffd.support import require_supported
 
 _STEPS = 12
 _NOT_COUNTED = 2
@@ -24,10 +25,10 @@ def transformers_row(bench: Bench, case: Case) -> Row:
 
     model = bench.model
     model.set_attn_implementation("sdpa")
-    layers, heads, width = kv_shape(model.config)
+    attention = require_supported(model.config)
+    shape = (case.B, attention.num_kv_heads, case.T, attention.head_dim)
     cache = DynamicCache(config=model.config)
-    for layer in range(layers):
-        shape = (case.B, heads, case.T, width)
+    for layer in range(len(attention.kinds)):
         keys, values = (torch.randn(shape, dtype=model.dtype, device=model.device) for _ in range(2))
         cache.update(keys, values, layer)
     del keys, values

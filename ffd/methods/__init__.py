@@ -1,4 +1,7 @@
-"""Decode methods, found by looking: a module here that defines a `Method` is a method."""
+"""Decode methods, found by looking: a module here that defines a `Method` is a method.
+
+All that a method is written with is imported from here.
+"""
 
 from __future__ import annotations
 
@@ -8,16 +11,8 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
-from ffd.methods.base import (
-    Executor,
-    KnobError,
-    LayerGeometry,
-    Method,
-    MethodLayer,
-    RowState,
-    SearchKnob,
-    Selection,
-)
+from ffd.method_layer import Executor, LayerGeometry, MethodLayer, RowState, Selection
+from ffd.methods.base import KnobError, Method, SearchKnob, require
 
 __all__ = [
     "Executor",
@@ -31,6 +26,7 @@ __all__ = [
     "create",
     "method_class",
     "method_names",
+    "require",
 ]
 
 

@@ -28,7 +28,7 @@ from torch import Tensor
 
 from ffd import reference
 from ffd.ledger import Counts
-from ffd.methods.base import Executor, LayerGeometry, Method, MethodLayer, RowState, SearchKnob, Selection, require
+from ffd.methods import Executor, LayerGeometry, Method, MethodLayer, RowState, SearchKnob, Selection, require
 from ffd.methods.dense import DenseLayer
 from ffd.methods.ffd import FFD
 from ffd.quantization import SCALE_DTYPE

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ffd import reference
 from ffd.ledger import Counts
-from ffd.methods.base import Executor, LayerGeometry, Method, MethodLayer, RowState, Selection
+from ffd.methods import Executor, LayerGeometry, Method, MethodLayer, RowState, Selection
 
 
 @dataclass(frozen=True)

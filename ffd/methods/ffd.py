@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from ffd.ffd_layer import FFDLayer
-from ffd.methods.base import Executor, LayerGeometry, Method, RowState, SearchKnob, require
+from ffd.methods import Executor, LayerGeometry, Method, RowState, SearchKnob, require
 from ffd.quantization import LEVELS, RESIDUALS, Levels, Residual
 from ffd.scan import LOG2_E
 from ffd.selection import SELECT_PER

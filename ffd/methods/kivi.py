@@ -20,7 +20,7 @@ from torch import Tensor
 
 from ffd import reference
 from ffd.ledger import Counts
-from ffd.methods.base import Executor, LayerGeometry, Method, MethodLayer, RowState, Selection, require
+from ffd.methods import Executor, LayerGeometry, Method, MethodLayer, RowState, Selection, require
 from ffd.methods.dense import write_token
 from ffd.minmax import BOUND_DTYPE, dequantize_minmax, pack_planes, quantize_minmax, unpack_planes
 

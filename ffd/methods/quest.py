@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ffd import reference
 from ffd.ledger import Counts
-from ffd.methods.base import Executor, LayerGeometry, Method, RowState, SearchKnob, Selection, require
+from ffd.methods import Executor, LayerGeometry, Method, RowState, SearchKnob, Selection, require
 from ffd.methods.dense import DenseLayer
 from ffd.pages import LAST_PAGE, PageBounds, choose_pages, page_budget, scored_tokens
 from ffd.selection import SELECT_PER, pool_group

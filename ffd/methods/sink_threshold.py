@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch import Tensor
 
-from ffd.methods.base import SearchKnob, require
+from ffd.methods import SearchKnob, require
 from ffd.oracle import ExactScoreMethod
 from ffd.selection import at_least
 

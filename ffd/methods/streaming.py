@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ffd import reference
-from ffd.methods.base import Executor, LayerGeometry, Method, RowState, SearchKnob, Selection, require
+from ffd.methods import Executor, LayerGeometry, Method, RowState, SearchKnob, Selection, require
 from ffd.methods.dense import DenseLayer
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from torch import Tensor
 
-from ffd.methods.base import SearchKnob, require
+from ffd.methods import SearchKnob, require
 from ffd.oracle import ExactScoreMethod
 from ffd.selection import at_least, top_p_threshold
 

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from ffd import reference
 from ffd.ledger import Counts
-from ffd.methods.base import Executor, LayerGeometry, Method, RowState, SearchKnob, Selection, require
+from ffd.methods import Executor, LayerGeometry, Method, RowState, SearchKnob, Selection, require
 from ffd.methods.dense import DenseLayer, write_token
 from ffd.minmax import BOUND_DTYPE, dequantize_minmax, pack_planes, quantize_minmax, unpack_planes
 from ffd.pages import PageBounds, choose_pages, page_budget, scored_tokens

@@ -12,7 +12,7 @@ from ffd.kernels.dense_decode import dense_decode
 from ffd.kernels.ffd_append import ffd_append
 from ffd.kernels.kv_append import kv_append
 from ffd.ledger import Ledger
-from ffd.methods.base import LayerGeometry, RowState
+from ffd.methods import LayerGeometry, RowState
 from ffd.methods.dense import Dense
 from tests.kernels.oracle import CASES, Case, build, check_appending_step, check_step, next_token
 

@@ -14,7 +14,7 @@ from ffd.kernels.ffd_decode import ffd_decode
 from ffd.kernels.ffd_scratch import FFDScratch
 from ffd.kernels.launch import scratch_of
 from ffd.ledger import FIRST_HEAD
-from ffd.methods.base import LayerGeometry, RowState
+from ffd.methods import LayerGeometry, RowState
 from ffd.methods.ffd import FFD
 from ffd.scan import scanned_tokens
 

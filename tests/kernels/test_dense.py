@@ -6,7 +6,7 @@ import torch
 from ffd.kernels.dense_decode import dense_decode
 from ffd.kernels.kv_append import kv_append
 from ffd.ledger import Ledger
-from ffd.methods.base import LayerGeometry, RowState
+from ffd.methods import LayerGeometry, RowState
 from ffd.methods.dense import Dense
 
 

@@ -77,8 +77,8 @@ def tear(tmp_path, whole_lines):
 
 def test_the_bare_entry_writes_every_row_and_continues_its_record(out, monkeypatch, capsys):
     written = []
-    write = bare.write
-    monkeypatch.setattr(bare, "write", lambda path, made: (written.append(len(made["rows"])), write(path, made)))
+    write = bare.write_record
+    monkeypatch.setattr(bare, "write_record", lambda path, made: (written.append(len(made["rows"])), write(path, made)))
     code, before = measured(out, DENSE)
     assert (code, methods(before), written) == (0, BASELINES, [1, 2, 3, 3, 3])
     code, after = measured(out, DENSE, point(SHAPE, {"streaming": {}, "topdelta": {}}, (0.9,), (MODE,)))
