@@ -48,7 +48,7 @@ def run_calibrate(config: RunConfig) -> int:
         "model_revision": workload.model.revision,
         "prompts": workload.fingerprint,
         "executor": workload.executor,
-        **code_and_machine([method_class(config.method["name"]).__module__, "eval.fidelity.curves"]),
+        **code_and_machine(["ffd.teacher", method_class(config.method["name"]).__module__, "eval.fidelity.curves"]),
     }
     return CalibrateRun(config, identity, workload).run()
 

@@ -1,8 +1,8 @@
 """The fidelity runner: a method beside dense attention on the dense trajectory, and its own predictions beside dense's.
 
-Every prompt is followed twice along the tokens that dense attention chose (or the text's own): once
-with dense outputs, the method probed beside them, and once with the method's own outputs. The first
-gives fidelity and ledger, the two together perplexity and KL divergence.
+Every prompt is followed by two engines, step by step, along the tokens that dense attention chooses (or the
+text's own): one with dense outputs, the method probed beside them, and one with the method's own outputs. The
+first chooses the tokens and gives fidelity and ledger, the two together perplexity and KL divergence.
 """
 
 from __future__ import annotations
@@ -26,10 +26,9 @@ from experiments.lifecycle import Rows, StudyRun, code_and_machine
 from experiments.progress import console
 from experiments.table import number
 from experiments.tracker import Tracker
-from experiments.trajectory import Probes, dense_continuation, make_engine, observer
+from experiments.trajectory import Probes, continuation_of, make_engine, observer
 from experiments.workload import Item, Workload, load_workload
 from ffd.methods import method_class
-from ffd.methods.dense import Dense
 from ffd.report import read_ledger
 
 COUNTED = (
@@ -80,13 +79,11 @@ class FidelityRun(StudyRun):
             return
         config, workload, loaded = self.config, self.workload, self.workload.load()
         log = FidelityLog(self.store.folder / "fidelity", self.unit)
-        dense = make_engine(config, workload, loaded, Dense(), graph=config.graph)
         own = make_engine(config, workload, loaded, self.method, graph=config.graph)
         recorder = None
         probe: Any = log.probe
         if config.fidelity.trace == "record":
-            layers = config.fidelity.layers or tuple(handle.layer_idx for handle in own.cache.handles)
-            recorder = TraceRecorder(layers, values=config.fidelity.values)
+            recorder = TraceRecorder(config.fidelity.layers or None, values=config.fidelity.values)
             probe = Probes(log.probe, recorder)
         beside = observer(config, workload, loaded, self.method, probe, config.fidelity.every)
         for item in pending:
@@ -94,9 +91,10 @@ class FidelityRun(StudyRun):
             log.start()
             if recorder is not None:
                 recorder.start()
-            continuation = dense_continuation(dense, loaded, item)
-            forced = compare_forced(beside, own, [item.prompt], [continuation])
-            steps = len(continuation) - 1
+            continuation = continuation_of(item, loaded)
+            forced = compare_forced(beside, own, [item.prompt], continuation)
+            new_tokens = len(continuation.tokens[0])
+            steps = new_tokens - 1
             if recorder is not None and steps:
                 self._keep_trace(recorder, item, steps)
             log.keep(item.task, item.index)
@@ -105,7 +103,7 @@ class FidelityRun(StudyRun):
                 "index": item.index,
                 "prompt_fingerprint": item.fingerprint,
                 "prompt_tokens": len(item.prompt),
-                "new_tokens": len(continuation),
+                "new_tokens": new_tokens,
                 "seconds": time.perf_counter() - started,
                 "executor": beside.cache.executor,
                 "dense_layers": len(beside.cache.layers) - len(beside.cache.method_layers),

@@ -154,7 +154,7 @@ def _memory(config: RunConfig, knob: SearchKnob, workload: Workload) -> tuple[Pa
         **_trace_identity(config, workload),
         "method": {k: v for k, v in config.method.items() if k != knob.name},
         "target": [config.match.target, config.match.value],
-        **code_and_machine([method_class(config.method["name"]).__module__, "eval.fidelity.replay"]),
+        **code_and_machine(["ffd.teacher", method_class(config.method["name"]).__module__, "eval.fidelity.replay"]),
     }
     name = f"{config.method['name'].rpartition(':')[2]}-{digest(identity)[:16]}.json"
     return config.root / "match" / name, identity

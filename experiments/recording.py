@@ -8,7 +8,7 @@ from pathlib import Path
 from eval.fidelity.traces import TraceRecorder
 from eval.models import LoadedModel
 from experiments.config import RunConfig
-from experiments.trajectory import dense_continuation, make_engine, observer
+from experiments.trajectory import continuation_of, observer
 from experiments.workload import Item, Workload
 from ffd.methods.dense import Dense
 from ffd.teacher import forced_logits
@@ -24,16 +24,15 @@ def record_traces(
     tuple
         The prompt, its trace, and the steps recorded: 0, without a file, where the answer was a single token.
     """
-    dense = make_engine(config, workload, loaded, Dense(), graph=config.graph)
-    recorder = TraceRecorder([handle.layer_idx for handle in dense.cache.handles], values=True)
+    recorder = TraceRecorder()
     beside = observer(config, workload, loaded, Dense(), recorder, max(1, config.fidelity.every))
     for item in items:
-        continuation = dense_continuation(dense, loaded, item)
+        continuation = continuation_of(item, loaded)
         recorder.start()
-        for _ in forced_logits(beside, [item.prompt], [continuation]):
+        for _ in forced_logits(beside, [item.prompt], continuation):
             pass
         path = folder / f"{item.task}-{item.index}.safetensors"
-        decode_steps = len(continuation) - 1
+        decode_steps = len(continuation.tokens[0]) - 1
         steps = -(-decode_steps // max(1, config.fidelity.every))
         if steps:
             recorder.take(f"{workload.model.name}, {item.task} {item.index}", decode_steps).save(path)

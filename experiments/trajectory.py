@@ -13,6 +13,7 @@ from experiments.engines import prefill_chunk
 from experiments.refusals import refusals
 from experiments.workload import Item, Workload
 from ffd.cache import DecodeHandle, Probe
+from ffd.continuation import Continuation, GivenTokens, GreedyTokens
 from ffd.engine import Engine
 from ffd.methods import Method
 
@@ -40,17 +41,12 @@ def observer(
     return engine
 
 
-def dense_continuation(dense: Engine, loaded: LoadedModel, item: Item) -> list[int]:
-    """What follows a prompt: the text's own tokens, or dense attention's answer."""
+def continuation_of(item: Item, loaded: LoadedModel) -> Continuation:
+    """What follows a prompt: the text's own tokens, or the answer of the dense attention that an observer follows."""
     if item.continuation is not None:
-        return list(item.continuation)
-    sample = item.sample
-    return dense.generate(
-        [item.prompt],
-        item.max_new_tokens,
-        item.stop_tokens(loaded),
-        min_new_tokens=0 if sample is None else min(sample.min_new_tokens, item.max_new_tokens),
-    ).tokens[0]
+        return GivenTokens([item.continuation])
+    least = 0 if item.sample is None else min(item.sample.min_new_tokens, item.max_new_tokens)
+    return GreedyTokens(item.max_new_tokens, item.stop_tokens(loaded), least)
 
 
 class Probes:

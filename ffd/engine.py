@@ -19,13 +19,13 @@ from ffd.cache import Probe, SparseCache, cache_keyword
 from ffd.fusion import resolve_fusion
 from ffd.generation import Generation
 from ffd.graph import CapturedStep, resolve_graph
-from ffd.greedy import MAX_STOP_TOKENS, GreedyState
+from ffd.greedy import GreedyState
 from ffd.methods import Method
 from ffd.prompts import in_chunks, left_padded, require_room
 from ffd.report import read_ledger
 from ffd.support import require_one_device
 
-_STEPS_PER_STOP_CHECK = 8  # the host looks at the stop flags this often; finished rows do not count in the ledger
+STEPS_PER_STOP_CHECK = 8  # the host looks at the stop flags this often; finished rows do not count in the ledger
 
 Progress = Callable[[int], None]
 """Called while decoding with the number of tokens generated so far per row."""
@@ -152,8 +152,6 @@ class Engine:
         """
         lengths = [len(p) for p in prompts]
         require_room(lengths, max_new_tokens, rows=self.rows, capacity=self.cache.capacity)
-        if len(stop_tokens) > MAX_STOP_TOKENS:
-            raise ValueError(f"{len(stop_tokens)} stop tokens: at most {MAX_STOP_TOKENS}")
         self._prepare_capture()
         started = self._now()
         self._begin(lengths, stop_tokens, min_new_tokens)
@@ -223,7 +221,7 @@ class Engine:
                 self.cache.note_replayed_step()
             else:
                 self._step(mask)
-            if (step + 1) % _STEPS_PER_STOP_CHECK == 0 or self.device.type == "cpu":
+            if (step + 1) % STEPS_PER_STOP_CHECK == 0 or self.device.type == "cpu":
                 if progress is not None:
                     progress(step + 2)
                 if not bool(self.cache.rows.active.any()):

@@ -160,7 +160,7 @@ class FFDLayer(MethodLayer):
             if self.residual is not None:
                 stored = self.residual[:, :, :whole]
                 if m.residual == "int8":
-                    added = operand_scores(operand, stored.float() * INT8_RESIDUAL_STEP, block)
+                    added = operand_scores(operand, stored.float(), block) * INT8_RESIDUAL_STEP
                 else:
                     added = reference.key_scores(q, stored, scale) - (thumbnails if m.residual == "exact" else 0.0)
                 refinement[..., :whole] = torch.where(quantised, added, 0.0)

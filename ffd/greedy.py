@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import torch
 from torch import Tensor
@@ -35,7 +35,15 @@ class GreedyState:
         self._min_new_tokens = torch.zeros(1, 1, dtype=torch.long, device=device)
 
     def begin(self, lengths: Sequence[int], stop_tokens: Sequence[int], min_new_tokens: int) -> None:
-        """Forget everything; the prompts have these lengths."""
+        """Forget everything; the prompts have these lengths.
+
+        Raises
+        ------
+        ValueError
+            If there are more than ``MAX_STOP_TOKENS`` stop tokens.
+        """
+        if len(stop_tokens) > MAX_STOP_TOKENS:
+            raise ValueError(f"{len(stop_tokens)} stop tokens: at most {MAX_STOP_TOKENS}")
         self._new_tokens.zero_()
         self.position.copy_(torch.tensor(lengths, device=self.position.device)[:, None] - 1)
         self._stop.fill_(-1)
@@ -73,7 +81,7 @@ class GreedyState:
         self._new_tokens.add_(1)
         self.position.add_(1)
 
-    def collect(self, new_tokens: int, stops: set[int]) -> list[list[int]]:
+    def collect(self, new_tokens: int, stops: Collection[int]) -> list[list[int]]:
         """The first ``new_tokens`` tokens of each row, up to and with its first stop token."""
         rows: list[list[int]] = self.generated[:, :new_tokens].tolist()
         for row in rows:

@@ -107,7 +107,7 @@ def odd_levels(packed: Tensor) -> Tensor:
         float32 [..., d] with values -3, -1, 1, 3. Odd integers need no zero point, hence no
         cancelling sum over the query (the official kernel subtracts ``1.5 * sum(q * scale)``).
     """
-    return unpack_codes(packed).float() * 2.0 - 3.0
+    return (unpack_codes(packed).to(torch.int8) * 2 - 3).float()
 
 
 def quantize_blocks(keys: Tensor, levels: Levels, residual: Residual) -> QuantizedBlocks:

@@ -66,7 +66,7 @@ def masked_attention(scores: Tensor, attended: Tensor, values: Tensor) -> tuple[
     num_kv_heads = values.shape[1]
     # Stale slots may hold NaN, and 0 * NaN is NaN: values no head of the group attends to are cleared.
     used = group_heads(attended, num_kv_heads).any(dim=2)
-    values = values.float().masked_fill(~used[..., None], 0.0)
+    values = values.masked_fill(~used[..., None], 0.0).float()
     out = group_heads(weights, num_kv_heads) @ values
     return out.flatten(1, 2), logsumexp
 

@@ -1,4 +1,4 @@
-"""Teacher forcing: engines fed with given tokens instead of their own choices."""
+"""Teacher forcing: engines fed with the tokens of a continuation, not each with its own choices."""
 
 from __future__ import annotations
 
@@ -9,19 +9,20 @@ import torch
 from torch import Tensor
 
 from ffd.cache import DecodeHandle, Probe
-from ffd.engine import Engine
+from ffd.continuation import Continuation
+from ffd.engine import STEPS_PER_STOP_CHECK, Engine
 from ffd.graph import CapturedStep
 from ffd.methods.dense import DenseLayer
+from ffd.prompts import require_room
 
 
 @torch.inference_mode()
-def forced_logits(
-    engine: Engine, prompts: Sequence[Sequence[int]], continuations: Sequence[Sequence[int]]
-) -> Iterator[Tensor]:
-    """Next-token logits along given continuations.
+def forced_logits(engine: Engine, prompts: Sequence[Sequence[int]], continuation: Continuation) -> Iterator[Tensor]:
+    """Next-token logits along a continuation, given or chosen by these very logits.
 
     Steps run in a captured graph where the engine's own would; a probe sees the layers of its steps after them.
-    Rows with a shorter continuation are inactive after its end: neither ledger nor probe counts them.
+    Rows that have ended are inactive: neither ledger nor probe counts them. Where the device chooses, it may run a few
+    captured steps after all rows have ended before the host sees that; no step is probed after the end.
 
     Parameters
     ----------
@@ -29,28 +30,27 @@ def forced_logits(
         Its method decodes every step but the first.
     prompts
         Token ids of each row, without padding; as many rows as the engine's batch size.
-    continuations
-        Tokens that follow each prompt, at least one per row.
+    continuation
+        Begun anew; has its tokens when the iteration is over.
 
     Yields
     ------
     Tensor
-        [B, vocab] for token 0 of the continuations, from prefill, then for token 1, 2, ... of the
-        longest, from decode steps.
+        [B, vocab] for token 0 of the continuation, from prefill, then for token 1, 2, ... of the longest row, from
+        decode steps; the continuation has taken the token already.
 
     Raises
     ------
     ValueError
-        If a continuation is empty, the rows do not match, or the tokens exceed the capacity.
+        If the rows do not match, or the tokens exceed the capacity.
     """
-    forced = _Forced(engine, prompts, continuations)
-    yield forced.prefill()
-    yield from forced.steps()
+    for (logits,) in _along((engine,), prompts, continuation):
+        yield logits
 
 
 @torch.inference_mode()
 def forced_logits_of_both(
-    first: Engine, second: Engine, prompts: Sequence[Sequence[int]], continuations: Sequence[Sequence[int]]
+    first: Engine, second: Engine, prompts: Sequence[Sequence[int]], continuation: Continuation
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """`forced_logits` of two engines on one model, step by step; the prompt is prefilled once.
 
@@ -61,8 +61,8 @@ def forced_logits_of_both(
     ----------
     first, second
         Engines on the same model, of the same batch size.
-    prompts, continuations
-        As for `forced_logits`.
+    prompts, continuation
+        As for `forced_logits`; a continuation that is chosen is chosen by the first engine's logits.
 
     Yields
     ------
@@ -76,43 +76,49 @@ def forced_logits_of_both(
     """
     if first.model is not second.model:
         raise ValueError("engines on two models: expected the same model, whose prompt they share")
-    one, other = (_Forced(engine, prompts, continuations) for engine in (first, second))
-    logits = one.prefill()
-    yield logits, other.prefill_like(one, logits)
-    yield from zip(one.steps(), other.steps(), strict=True)
+    for logits in _along((first, second), prompts, continuation):
+        yield logits[0], logits[1]
+
+
+def _along(
+    engines: Sequence[Engine], prompts: Sequence[Sequence[int]], continuation: Continuation
+) -> Iterator[list[Tensor]]:
+    """Logits of every engine along a continuation that follows those of the first."""
+    lead = engines[0]
+    lengths = [len(prompt) for prompt in prompts]
+    for engine in engines:
+        require_room(lengths, continuation.longest, rows=engine.rows, capacity=engine.cache.capacity)
+    first, *others = (_Forced(engine, prompts, lengths) for engine in engines)
+    continuation.begin(lengths, lead.device, fused=bool(lead.fused))
+    logits = [first.prefill()]
+    logits += [other.prefill_like(first, logits[0]) for other in others]
+    eager = any(engine.eager_reason is not None for engine in engines)
+    step = 0
+    while True:
+        continuation.follow(logits[0])
+        yield logits
+        probed = any(engine.probe is not None and step % engine.probe_every == 0 for engine in engines)
+        # Captured steps after the end count nowhere. Observers and what eager steps count on the host would see them.
+        if continuation.over(look=eager or probed or step % STEPS_PER_STOP_CHECK == 0):
+            return
+        logits = [forced.step(step, continuation) for forced in (first, *others)]
+        step += 1
 
 
 class _Forced:
-    """One engine on its way along given continuations."""
+    """One engine on its way along a continuation."""
 
-    def __init__(
-        self, engine: Engine, prompts: Sequence[Sequence[int]], continuations: Sequence[Sequence[int]]
-    ) -> None:
-        self._engine, self._prompts = engine, prompts
-        self._lengths, ends = [len(p) for p in prompts], [len(c) for c in continuations]
-        if len(ends) != len(prompts) or min(ends) < 1:
-            raise ValueError(
-                f"continuations of {ends} tokens: expected at least one token for each of {len(prompts)} rows"
-            )
-        self._longest, capacity = max(ends), engine.cache.capacity
-        if max(self._lengths) + self._longest - 1 > capacity:
-            raise ValueError(
-                f"prompt of {max(self._lengths)} and continuation of {self._longest} tokens exceed capacity={capacity}"
-            )
-        tokens = torch.zeros(len(ends), self._longest, dtype=torch.long)
-        for row, continuation in enumerate(continuations):
-            tokens[row, : len(continuation)] = torch.tensor(list(continuation), dtype=torch.long)
-        self._tokens = tokens.to(engine.device)
-        # Of a decode step: those after whose prediction a row still goes on.
-        self._active = (torch.tensor(ends) > torch.arange(1, self._longest)[:, None]).int().to(engine.device)
-        self._position = torch.tensor(self._lengths, device=engine.device)[:, None]
+    def __init__(self, engine: Engine, prompts: Sequence[Sequence[int]], lengths: list[int]) -> None:
+        self._engine, self._prompts, self._lengths = engine, prompts, lengths
         self._captured = _captured_step(engine)
-        self._padding: Tensor | None = None
+        self._mask: Tensor | None = None
 
     def prefill(self) -> Tensor:
         """Forward the prompts; logits [B, vocab]."""
         self._engine._begin(self._lengths, (), 0)
-        logits, self._padding = self._engine._prefill(self._prompts, self._lengths)
+        logits, padding = self._engine._prefill(self._prompts, self._lengths)
+        # Only stock sliding-window layers look at a mask while decoding: ours know their rows' lengths.
+        self._mask = padding if self._engine.cache.sliding_layers else None
         return logits
 
     def prefill_like(self, other: _Forced, logits: Tensor) -> Tensor:
@@ -129,26 +135,21 @@ class _Forced:
         cache.seen_tokens = width
         return logits
 
-    def steps(self) -> Iterator[Tensor]:
-        """Decode; logits [B, vocab] of each step."""
+    def step(self, index: int, continuation: Continuation) -> Tensor:
+        """Decode step ``index``, fed with what has followed; logits [B, vocab]."""
         engine, cache = self._engine, self._engine.cache
-        mask = self._padding if cache.sliding_layers else None
-        for step in range(self._longest - 1):
-            cache.rows.active.copy_(self._active[step])
-            token, position = self._tokens[:, step : step + 1], self._position + step
-            probe = engine.probe if step % engine.probe_every == 0 else None
-            if self._captured is not None:
-                yield self._captured.run(token, position, probe)
-                continue
-            if mask is not None:
-                mask = torch.cat([mask, mask.new_ones(mask.shape[0], 1)], dim=1)
-            cache.probe = probe
-            try:
-                with engine._fusion.active():
-                    logits = engine._forward(token, position, mask)
-            finally:
-                cache.probe = None
-            yield logits
+        cache.rows.active.copy_(continuation.active)
+        probe = engine.probe if index % engine.probe_every == 0 else None
+        if self._captured is not None:
+            return self._captured.run(continuation.token, continuation.position, probe)
+        if self._mask is not None:
+            self._mask = torch.cat([self._mask, self._mask.new_ones(self._mask.shape[0], 1)], dim=1)
+        cache.probe = probe
+        try:
+            with engine._fusion.active():
+                return engine._forward(continuation.token, continuation.position, self._mask)
+        finally:
+            cache.probe = None
 
 
 def _exact(handle: DecodeHandle) -> DenseLayer | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -14,9 +13,11 @@ from torch import Tensor
 from eval.fidelity import FidelityProbe, FidelityState, summary
 from eval.fidelity.forced import ForcedScores, compare_forced, compare_predictions
 from ffd import FFD, Dense, Engine, Method
+from ffd.continuation import GivenTokens
 from ffd.methods import create, method_class, method_names
 from ffd.report import read_ledger
 from ffd.teacher import forced_logits, forced_logits_of_both
+from tests.played_steps import play_captured_steps
 from tests.tiny import random_prompt, tiny_model
 
 PROMPTS = [random_prompt(140, 1), random_prompt(101, 2)]
@@ -29,7 +30,7 @@ def engine(method: Method, model: Any = None, **extra: Any) -> Engine:
 
 def test_dense_predictions_are_the_stock_models() -> None:
     stock = tiny_model("llama")
-    ours = list(forced_logits(engine(Dense()), PROMPTS, CONTINUATIONS))
+    ours = list(forced_logits(engine(Dense()), PROMPTS, GivenTokens(CONTINUATIONS)))
     assert len(ours) == 9
     for row, (prompt, continuation) in enumerate(zip(PROMPTS, CONTINUATIONS, strict=True)):
         with torch.inference_mode():
@@ -41,7 +42,7 @@ def test_dense_predictions_are_the_stock_models() -> None:
 def test_forcing_an_engines_own_tokens_predicts_them() -> None:
     method = FFD(delta=1.0, block_size=64, sub_block=16)
     tokens = engine(method).generate(PROMPTS, 8).tokens
-    forced = [logits.argmax(dim=-1).tolist() for logits in forced_logits(engine(method), PROMPTS, tokens)]
+    forced = [logits.argmax(dim=-1).tolist() for logits in forced_logits(engine(method), PROMPTS, GivenTokens(tokens))]
     assert [list(row) for row in zip(*forced, strict=True)] == tokens
 
 
@@ -65,7 +66,7 @@ def test_dense_against_dense_is_zero_and_worse_methods_diverge_more() -> None:
     dense = engine(Dense(), model)
 
     def scores(method: Method) -> ForcedScores:
-        return compare_forced(dense, engine(method, model), PROMPTS, CONTINUATIONS)
+        return compare_forced(dense, engine(method, model), PROMPTS, GivenTokens(CONTINUATIONS))
 
     same = scores(Dense()).summary()
     assert same["tokens"] == 8 + 5
@@ -84,9 +85,9 @@ def test_dense_against_dense_is_zero_and_worse_methods_diverge_more() -> None:
 def test_rows_count_to_their_own_end_and_positions_add_up() -> None:
     model = tiny_model("llama")
     method = engine(FFD(delta=0.0, block_size=64, sub_block=16, residual="none"), model)
-    scores = compare_forced(engine(Dense(), model), method, PROMPTS, CONTINUATIONS)
+    scores = compare_forced(engine(Dense(), model), method, PROMPTS, GivenTokens(CONTINUATIONS))
     assert scores.count == [2] * 5 + [1] * 3
-    twice = scores.merge(compare_forced(engine(Dense(), model), method, PROMPTS[::-1], [[1], [2, 3]]))
+    twice = scores.merge(compare_forced(engine(Dense(), model), method, PROMPTS[::-1], GivenTokens([[1], [2, 3]])))
     assert twice.count == [3, *scores.count[1:]]
     assert ForcedScores().merge(scores) == scores
     assert ForcedScores.from_dict(json.loads(json.dumps(scores.to_dict()))) == scores
@@ -100,9 +101,9 @@ def test_predictions_compared_together_are_those_of_single_steps(together: int, 
     monkeypatch.setattr("eval.fidelity.forced._TOGETHER", together)
     model = tiny_model("llama")
     method = engine(FFD(delta=0.0, block_size=64, sub_block=16, residual="none"), model)
-    scores = compare_forced(engine(Dense(), model), method, PROMPTS, CONTINUATIONS)
+    scores = compare_forced(engine(Dense(), model), method, PROMPTS, GivenTokens(CONTINUATIONS))
     targets = torch.tensor([[*c, *[0] * (9 - len(c))] for c in CONTINUATIONS]).T
-    both = list(forced_logits_of_both(engine(Dense(), model), method, PROMPTS, CONTINUATIONS))
+    both = list(forced_logits_of_both(engine(Dense(), model), method, PROMPTS, GivenTokens(CONTINUATIONS)))
     for step, (expected, got) in enumerate(both[1:]):
         active = [row for row in range(2) if len(CONTINUATIONS[row]) > step + 1]
         nll, dense_nll, kl, agreement = compare_predictions(expected, got, targets[step + 1])[:, active].sum(1).tolist()
@@ -115,7 +116,7 @@ def test_predictions_compared_together_are_those_of_single_steps(together: int, 
 def test_inactive_rows_are_neither_counted_nor_probed() -> None:
     probe = FidelityProbe()
     forced = engine(FFD(block_size=64), probe=probe, probe_every=1)
-    list(forced_logits(forced, PROMPTS, CONTINUATIONS))
+    list(forced_logits(forced, PROMPTS, GivenTokens(CONTINUATIONS)))
     assert forced.cache.handles[0].storage.ledger.counts().steps[:, 0].tolist() == [8, 5]
     assert summary(probe.take())["probed_steps"] == 13
 
@@ -136,22 +137,23 @@ def test_no_numbers_without_tokens() -> None:
 )
 def test_continuations_that_do_not_fit_are_refused(continuations: list[list[int]], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        next(forced_logits(engine(Dense()), PROMPTS, continuations))
+        next(forced_logits(engine(Dense()), PROMPTS, GivenTokens(continuations)))
 
 
 @pytest.mark.parametrize("name", [name for name in method_names() if name != "dense"])
 def test_a_prompt_is_prefilled_once_for_two_engines(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model = tiny_model("llama")
     method = create(name, method_class(name).small_knobs)
-    alone = list(forced_logits(engine(method, model), PROMPTS, CONTINUATIONS))
+    alone = list(forced_logits(engine(method, model), PROMPTS, GivenTokens(CONTINUATIONS)))
     first, second = engine(method, model, probe=FidelityProbe(), probe_every=99), engine(method, model)
     first.cache.follow_dense = True
     # What an earlier prompt left in the caches must not show.
-    list(forced_logits_of_both(first, second, [random_prompt(180, 8), random_prompt(190, 9)], [[1, 2, 3]] * 2))
+    earlier = [random_prompt(180, 8), random_prompt(190, 9)]
+    list(forced_logits_of_both(first, second, earlier, GivenTokens([[1, 2, 3]] * 2)))
     monkeypatch.setattr(second, "_prefill", None)
-    both = list(forced_logits_of_both(first, second, PROMPTS, CONTINUATIONS))
+    both = list(forced_logits_of_both(first, second, PROMPTS, GivenTokens(CONTINUATIONS)))
     assert torch.equal(torch.stack([logits for _, logits in both]), torch.stack(alone))
-    dense = torch.stack(list(forced_logits(engine(Dense(), model), PROMPTS, CONTINUATIONS)))
+    dense = torch.stack(list(forced_logits(engine(Dense(), model), PROMPTS, GivenTokens(CONTINUATIONS))))
     assert torch.equal(torch.stack([logits for logits, _ in both]), dense)
 
 
@@ -162,15 +164,15 @@ def test_both_engines_prefill_where_keys_are_not_kept_for_all_layers(missing: st
     model = tiny_model("qwen2", **extra if missing == "full attention" else {})
     first = FFD(block_size=64) if missing == "exact keys" else Dense()
     second = FFD(delta=1.0, block_size=64, sub_block=16)
-    both = forced_logits_of_both(engine(first, model), engine(second, model), PROMPTS, CONTINUATIONS)
-    alone = forced_logits(engine(second, model), PROMPTS, CONTINUATIONS)
+    both = forced_logits_of_both(engine(first, model), engine(second, model), PROMPTS, GivenTokens(CONTINUATIONS))
+    alone = forced_logits(engine(second, model), PROMPTS, GivenTokens(CONTINUATIONS))
     for (_, got), expected in zip(both, alone, strict=True):
         assert torch.equal(got, expected)
 
 
 def test_engines_on_two_models_share_no_prompt() -> None:
     with pytest.raises(ValueError, match="engines on two models"):
-        next(forced_logits_of_both(engine(Dense()), engine(Dense()), PROMPTS, CONTINUATIONS))
+        next(forced_logits_of_both(engine(Dense()), engine(Dense()), PROMPTS, GivenTokens(CONTINUATIONS)))
 
 
 def test_a_probe_sees_a_captured_steps_layers_after_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -180,22 +182,9 @@ def test_a_probe_sees_a_captured_steps_layers_after_it(monkeypatch: pytest.Monke
         probe = FidelityProbe(unit=64)
         forced = engine(FFD(delta=1.0, block_size=64, sub_block=32), probe=probe, probe_every=3)
         forced.cache.follow_dense = True
-
-        class Played:
-            def __init__(self, step: Callable[[], None]) -> None:
-                self.step, self.probe = step, forced.cache.probe
-                self.replay()
-
-            def replay(self) -> None:
-                forced.cache.probe = self.probe
-                self.step()
-                forced.cache.probe = None
-
         if captured:
-            forced.eager_reason = None
-            monkeypatch.setattr("ffd.teacher.CapturedStep", Played)
-            monkeypatch.setattr(forced.cache, "note_replayed_step", lambda: None)  # an eager step counts itself
-        logits = torch.stack(list(forced_logits(forced, PROMPTS, CONTINUATIONS)))
+            play_captured_steps(monkeypatch, forced)
+        logits = torch.stack(list(forced_logits(forced, PROMPTS, GivenTokens(CONTINUATIONS))))
         return logits, probe.take(), read_ledger(forced.cache, 13).totals()
 
     (eager, expected, counted), (captured, seen, read) = outcome(False), outcome(True)
@@ -211,17 +200,19 @@ def test_a_probe_sees_a_captured_steps_layers_after_it(monkeypatch: pytest.Monke
 @pytest.mark.parametrize("follow_dense", [False, True])
 def test_captured_forced_steps_predict_and_observe_what_eager_ones_do(follow_dense: bool) -> None:
     model = tiny_model("llama", head_dim=64).to("cuda")
-    prompts, continuations = [random_prompt(300, 1)], [random_prompt(140, 2)]
+    prompts, continuation = [random_prompt(300, 1)], GivenTokens([random_prompt(140, 2)])
     outcomes = []
     for graph in (True, False):
         probe = FidelityProbe(unit=64)
         method = FFD(delta=1.0, block_size=64, sub_block=32)
         forced = Engine(model, method, capacity=500, graph=graph, probe=probe, probe_every=5)
         forced.cache.follow_dense = follow_dense
-        list(forced_logits(forced, [random_prompt(200, 3)], [random_prompt(9, 4)]))  # leaves state to be forgotten
+        list(
+            forced_logits(forced, [random_prompt(200, 3)], GivenTokens([random_prompt(9, 4)]))
+        )  # leaves state to be forgotten
         probe.start()
-        logits = torch.stack(list(forced_logits(forced, prompts, continuations)))
-        ledger = read_ledger(forced.cache, len(continuations[0]) - 1)
+        logits = torch.stack(list(forced_logits(forced, prompts, continuation)))
+        ledger = read_ledger(forced.cache, continuation.longest - 1)
         assert ledger.complete
         outcomes.append((logits, summary(probe.take()), ledger.totals()))
     (captured, seen, read), (eager, expected, counted) = outcomes

@@ -12,7 +12,7 @@ import torch
 from eval.fidelity.catalogue import METRICS, SET_SIZES
 from eval.fidelity.exact import ExactStep
 from eval.fidelity.metrics import Observation, observe, output_errors
-from eval.fidelity.ranks import average_ranks, spearman
+from eval.fidelity.ranks import average_ranks, spearman, spearman_in_order
 from ffd.methods import Selection
 from ffd.reference import key_scores, masked_attention, union_over_group, visible
 
@@ -249,6 +249,22 @@ def test_spearman_agrees_with_scipy_on_ties() -> None:
     got = spearman(x, y, torch.ones(50, dtype=torch.bool))
     assert got.tolist() == pytest.approx([scipy_stats.spearmanr(a, b).statistic for a, b in zip(x, y, strict=True)])
     assert average_ranks(x).tolist() == [(scipy_stats.rankdata(row) - 1).tolist() for row in x]
+
+
+@pytest.mark.parametrize("missing", [0.0, 0.3, 1.0])
+def test_a_side_in_order_is_not_sorted_again_and_correlates_the_same(missing: float) -> None:
+    g = torch.Generator().manual_seed(2)
+    exact, estimate = (torch.randint(-5, 5, (12, 3, 70), generator=g).float() for _ in range(2))
+    exact[0], estimate[1] = 1.0, -2.0  # constant
+    exact[2, :, ::3], estimate[3, :, ::2] = -torch.inf, torch.inf
+    estimate[torch.rand(estimate.shape, generator=g) < missing] = torch.nan
+    mask = torch.arange(70) < torch.randint(0, 71, (12, 1, 1), generator=g)
+    scores, order = exact.masked_fill(~mask, -torch.inf).sort(dim=-1, descending=True, stable=True)
+    got = spearman_in_order(estimate.gather(-1, order), scores, mask)
+    expected = spearman(estimate, exact, mask)
+    assert torch.equal(got.isnan(), expected.isnan())
+    assert torch.equal(got.nan_to_num(), expected.nan_to_num())
+    assert bool(expected.isfinite().any()) == (missing < 1)
 
 
 def test_set_recall_takes_ties_by_position() -> None:

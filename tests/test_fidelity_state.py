@@ -33,7 +33,7 @@ def random_state(seed: int, steps: int = 3) -> FidelityState:
     for step in range(steps):
         active = torch.tensor([True, step < 2, False])
         for layer in range(len(LAYERS)):
-            state.add(layer, random_observed(g), active)
+            state.add(layer, [random_observed(g)], active)
     return state
 
 
@@ -50,7 +50,7 @@ def test_only_active_rows_and_defined_values_count() -> None:
     observed["lse_error"].value[2] = torch.nan  # of the inactive row
     observed["spearman"] = Observation(torch.tensor([[0.5] * 4, [torch.nan, 0.25, 0.25, 0.25], [9.0] * 4]))
     state = FidelityState(16, LAYERS, HEADS)
-    state.add(1, observed, torch.tensor([True, True, False]))
+    state.add(1, [observed], torch.tensor([True, True, False]))
     assert state.steps.tolist() == [0, 2]
     spearman = NAMES.index("spearman")
     assert state.count[spearman, 1].tolist() == [1, 2, 2, 2]
@@ -77,8 +77,8 @@ def test_merging_is_associative_has_a_neutral_state_and_equals_one_run() -> None
     whole, parts = FidelityState(16, LAYERS, HEADS), [FidelityState(16, LAYERS, HEADS) for _ in range(2)]
     for step in range(4):
         observed = random_observed(g)
-        whole.add(0, observed, torch.ones(ROWS).bool())
-        parts[step // 2].add(0, observed, torch.ones(ROWS).bool())
+        whole.add(0, [observed], torch.ones(ROWS).bool())
+        parts[step // 2].add(0, [observed], torch.ones(ROWS).bool())
     assert_same(parts[0].merge(parts[1]), whole, exact=False)
 
 
@@ -124,7 +124,7 @@ def test_percentiles_are_at_most_one_bin_too_high() -> None:
     for _ in range(200):
         lse = torch.exp(torch.randn(ROWS, HEADS, generator=g) * 3 - 6)
         gap = torch.randn(ROWS, HEADS, generator=g)
-        state.add(0, {"lse_error": Observation(lse), "pseudo_max_gap": Observation(gap)}, torch.ones(ROWS).bool())
+        state.add(0, [{"lse_error": Observation(lse), "pseudo_max_gap": Observation(gap)}], torch.ones(ROWS).bool())
         values.append(lse)
         gaps.append(gap)
     exact = float(torch.cat(values).flatten().sort().values[int(0.99 * 200 * ROWS * HEADS) - 1])
@@ -142,7 +142,7 @@ def test_distribution_over_pairs() -> None:
     state = FidelityState(16, LAYERS, HEADS)
     values = torch.arange(8.0).view(2, 4) / 8
     for layer in range(2):
-        state.add(layer, {"keep_head": Observation(values[layer][None])}, torch.ones(1).bool())
+        state.add(layer, [{"keep_head": Observation(values[layer][None])}], torch.ones(1).bool())
     pairs = aggregate(state)["keep_head"]["pairs"]
     assert pairs == pytest.approx(
         {
@@ -175,7 +175,7 @@ def test_one_bad_output_is_not_averaged_away() -> None:
     state = random_state(0)
     observed = random_observed(torch.Generator().manual_seed(0))
     observed["output_rel_error"].value[0, 1] = torch.nan
-    state.add(0, observed, torch.ones(ROWS).bool())
+    state.add(0, [observed], torch.ones(ROWS).bool())
     numbers = summary(state)
     assert numbers["output_rel_error"] is None
     assert "in 1 of" in numbers["null_reasons"]["output_rel_error"]

@@ -40,6 +40,16 @@ def recorded(*, values: bool = True) -> tuple[Trace, list[list[int]]]:
     return recorder.take("tiny", 11), tokens
 
 
+def test_all_layers_are_recorded_where_none_is_named() -> None:
+    recorder = TraceRecorder()
+    engine(Dense(), recorder).generate(PROMPTS, 12)
+    trace, (named, _) = recorder.take(), recorded()
+    assert trace.layers == named.layers == (0, 1)
+    assert all(torch.equal(trace.keys[layer], named.keys[layer]) for layer in trace.layers)
+    with pytest.raises(ValueError, match="nothing was recorded for any layer"):
+        TraceRecorder().take()
+
+
 def assert_same(a: FidelityState, b: FidelityState) -> None:
     assert a.layers == b.layers
     assert a.count.equal(b.count)

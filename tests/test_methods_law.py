@@ -17,6 +17,7 @@ from eval.fidelity.replay import replay_steps
 from eval.fidelity.traces import Trace, TraceRecorder
 from eval.models import ModelSpec, load_model
 from ffd import Engine, reference
+from ffd.continuation import GivenTokens
 from ffd.methods import create
 from ffd.selection import unit_logsumexp
 from ffd.teacher import forced_logits
@@ -46,7 +47,7 @@ def trace() -> Trace:
     tokens = loaded.tokenizer(LICENCE.read_text())["input_ids"][: PROMPT_TOKENS + STEPS + 1]
     recorder = TraceRecorder(LAYERS)
     engine = Engine(loaded.model, create("dense"), capacity=PROMPT_TOKENS + STEPS + 2, probe=recorder)
-    for _ in forced_logits(engine, [tokens[:PROMPT_TOKENS]], [tokens[PROMPT_TOKENS:]]):
+    for _ in forced_logits(engine, [tokens[:PROMPT_TOKENS]], GivenTokens([tokens[PROMPT_TOKENS:]])):
         pass
     return recorder.take()
 

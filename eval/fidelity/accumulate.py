@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 
@@ -78,38 +78,25 @@ class FidelityState:
         """int64 [M, L, Hq]: observations without a value."""
         return self.steps[None, :, None] - self.count
 
-    def add(self, layer: int, observed: Mapping[str, Observation], active: Tensor, layers: int = 1) -> None:
-        """Add one step of one layer, or of several that follow each other, without waiting for the device.
+    def add(self, layer: int, observed: Sequence[Mapping[str, Observation]], active: Tensor) -> None:
+        """Add one step of layers that follow each other, without waiting for the device.
 
         Parameters
         ----------
         layer
-            Row of the tensors, not the model's layer index; the first of ``layers`` rows.
+            Row of the tensors, not the model's layer index; the first of the layers.
         observed
-            By metric name, the rows of one layer after those of the layer before; a metric that is missing has no
-            value.
+            Parts, each of one or more layers: by metric name, the rows of one layer after those of the layer before. A
+            metric that is missing has no value.
         active
             bool [B]: rows that still decode.
-        layers
-            How many layers were observed.
         """
-        shape = (layers * active.shape[0], self.num_heads)
-        everywhere = active.repeat(layers)[:, None].expand(shape)
-        absent = Observation(torch.full(shape, torch.nan, dtype=torch.float64, device=active.device))
-        one = torch.ones_like(absent.value)
-        entries = [observed.get(name, absent) for name in NAMES]
-
-        def by_row(tensors: Iterable[Tensor]) -> Tensor:  # [M, layers, B, Hq]
-            return torch.stack([x.expand(shape) for x in tensors]).unflatten(1, (layers, active.shape[0]))
-
-        # Tensors of one dtype are stacked in one launch.
-        given = by_row(entry.value.double() for entry in entries)
-        weight = by_row(one if entry.weight is None else entry.weight.double() for entry in entries)
-        defined = by_row(everywhere if entry.defined is None else entry.defined for entry in entries)
-        defined = defined & by_row([everywhere])[0] & given.isfinite()
+        given, weight, defined = (torch.cat(parts, dim=1) for parts in zip(*map(self._stacked, observed), strict=True))
+        given, weight, defined = (x.unflatten(1, (-1, active.shape[0])) for x in (given, weight, defined))
+        defined = defined & active[:, None] & given.isfinite()
         value, weight = given.where(defined, 0.0), weight.where(defined, 0.0)
         counted = defined.long()
-        own = slice(layer, layer + layers)
+        own = slice(layer, layer + given.shape[1])
         self.value_sum[:, own].add_(value.sum(dim=2))
         self.weighted_sum[:, own].add_((value * weight).sum(dim=2))
         self.weight[:, own].add_(weight.sum(dim=2))
@@ -125,6 +112,22 @@ class FidelityState:
             which = INDEX[metric.name]
             bins = torch.bucketize(value[which].mT.contiguous(), self._edges[metric.histogram])
             self.histogram[row, own].scatter_add_(2, bins, counted[which].mT)
+
+    def _stacked(self, observed: Mapping[str, Observation]) -> tuple[Tensor, Tensor, Tensor]:
+        """Values, weights and where they are defined, of all metrics: float64, float64 and bool [M, layers * B, Hq]."""
+        shape = (len(next(iter(observed.values())).value), self.num_heads)
+        nothing = torch.full(shape, torch.nan, dtype=torch.float64, device=self.device)
+        absent, one, everywhere = Observation(nothing), torch.ones_like(nothing), nothing.isnan()
+        entries = [observed.get(name, absent) for name in NAMES]
+
+        def together(tensors: Iterable[Tensor]) -> Tensor:  # of one dtype, which takes one launch
+            return torch.stack([x if x.shape == shape else x.expand(shape) for x in tensors])
+
+        return (
+            together(entry.value.double() for entry in entries),
+            together(one if entry.weight is None else entry.weight.double() for entry in entries),
+            together(everywhere if entry.defined is None else entry.defined for entry in entries),
+        )
 
     def to(self, device: torch.device | str) -> FidelityState:
         """The same state on another device."""

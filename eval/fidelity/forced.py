@@ -16,6 +16,7 @@ from torch import Tensor
 
 if TYPE_CHECKING:
     from ffd import Engine
+    from ffd.continuation import Continuation
 
 _LARGEST_EXPONENT = 700.0  # exp overflows a little later
 _TOGETHER = 16
@@ -102,18 +103,18 @@ class ForcedScores:
 
 
 def compare_forced(
-    dense: Engine, method: Engine, prompts: Sequence[Sequence[int]], continuations: Sequence[Sequence[int]]
+    dense: Engine, method: Engine, prompts: Sequence[Sequence[int]], continuation: Continuation
 ) -> ForcedScores:
     """Feed both engines the same tokens, step by step, and compare what they predict.
 
     Parameters
     ----------
     dense, method
-        Engines on the same model; the first with the method ``dense``.
+        Engines on the same model; the first with the method ``dense``, or following dense attention.
     prompts
         Token ids of each row.
-    continuations
-        Tokens that follow: the text, or what dense attention generated.
+    continuation
+        What follows: the text, or what the first engine chooses. It has its tokens afterwards.
 
     Raises
     ------
@@ -122,24 +123,29 @@ def compare_forced(
     """
     from ffd.teacher import forced_logits_of_both
 
-    ends = torch.tensor([len(c) for c in continuations])
-    width = max((len(c) for c in continuations), default=0)
-    targets = torch.tensor([[*c, *[0] * (width - len(c))] for c in continuations]).T.to(method.device)
-    rows, steps = len(prompts), width - 1
     compared: list[Tensor] = []
     waiting: list[tuple[Tensor, Tensor, Tensor]] = []
-    predictions = forced_logits_of_both(dense, method, prompts, continuations)
-    next(predictions, None)  # token 0, from prefill
-    for index, (expected, got) in enumerate(predictions, 1):
-        waiting.append((expected, got, targets[index]))
-        if index == steps or len(waiting) * rows >= _TOGETHER:
-            together = compare_predictions(*(torch.cat(part) for part in zip(*waiting, strict=True)))
-            compared.append(together.unflatten(1, (len(waiting), rows)))  # [4, positions, B]
-            waiting.clear()
-    if not compared:
+
+    def compare() -> None:
+        together = compare_predictions(*(torch.cat(part) for part in zip(*waiting, strict=True)))
+        compared.append(together.unflatten(1, (len(waiting), len(prompts))))  # [4, positions, B]
+        waiting.clear()
+
+    predictions = forced_logits_of_both(dense, method, prompts, continuation)
+    next(predictions)  # token 0, from prefill
+    for expected, got in predictions:
+        waiting.append((expected, got, continuation.token[:, 0].clone()))
+        if len(waiting) * len(prompts) >= _TOGETHER:
+            compare()
+    if waiting:
+        compare()
+    ends = torch.tensor([len(row) for row in continuation.tokens])
+    steps = int(ends.max()) - 1  # those after the end of all rows count nowhere
+    if not steps:
         return ForcedScores()
     over = ends <= torch.arange(1, steps + 1)[:, None]  # [positions, B]
-    values = torch.cat(compared, dim=1).transpose(0, 1).cpu().masked_fill(over[:, None], 0.0)  # [positions, 4, B]
+    values = torch.cat(compared, dim=1)[:, :steps].transpose(0, 1).cpu()  # [positions, 4, B]
+    values = values.masked_fill(over[:, None], 0.0)
     sums = values.sum(dim=-1)
     return ForcedScores(
         count=(~over).sum(dim=1).tolist(),

@@ -18,8 +18,8 @@ from torch import Tensor
 
 from eval.fidelity.catalogue import PROXY_GAP, SALIENT_DELTA, SALIENT_MASS, SET_SIZES, TOP_FRACTION
 from eval.fidelity.exact import ExactStep
-from eval.fidelity.ranks import spearman
-from ffd.methods.base import Selection
+from eval.fidelity.ranks import spearman, spearman_in_order
+from ffd.methods import Selection
 from ffd.reference import masked_attention, unit_max, visible
 
 
@@ -193,13 +193,15 @@ def rank_correlations(exact: ExactStep, estimate: Tensor, unit: int) -> dict[str
                      paged(estimated, unit))  # fmt: skip
     size = (exact.lengths * TOP_FRACTION).ceil().long()
     widest = math.ceil(estimate.shape[-1] * TOP_FRACTION)
-    scores, order = (x[..., :widest] for x in exact.descending)
-    top = spearman(estimate.gather(-1, order), scores, visible(size, widest)[:, None])
+    scores, order = exact.descending
+    ordered = estimate.gather(-1, order)  # the tokens of a row come before the slots beyond its length
+    tokens = spearman_in_order(ordered, scores, exact.visible)
+    top = spearman_in_order(ordered[..., :widest], scores[..., :widest], visible(size, widest)[:, None])
     estimates = estimated.sum(dim=-1)
     low = estimate.where(estimated, torch.inf).amin(dim=-1)
     high = estimate.where(estimated, -torch.inf).amax(dim=-1)
     return {
-        "spearman": Observation(spearman(estimate, exact.scores, exact.visible)),
+        "spearman": Observation(tokens),
         "spearman_page": Observation(pages),
         "spearman_top": Observation(top),
         "estimate_missing": Observation(1 - estimates / exact.lengths[:, None].double()),

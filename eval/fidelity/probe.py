@@ -9,6 +9,7 @@ from torch import Tensor
 
 from eval.fidelity.accumulate import FidelityState
 from eval.fidelity.layer_step import LayerStep, compare
+from eval.fidelity.metrics import Observation
 from ffd.cache import DecodeHandle
 
 BYTES_AT_ONCE = 4 << 30
@@ -44,8 +45,10 @@ class FidelityProbe:
         self._state = FidelityState(self.unit)
         self._waiting: list[LayerStep] = []
         """Layers of the current step that were not compared yet."""
-        self._first = 0
-        """Row of the state for the first of them."""
+        self._observed: list[dict[str, Observation]] = []
+        """Layers before them that were compared but not added yet: a step costs one addition."""
+        self._first, self._next = 0, -1
+        """Rows of the state for the first of all these layers, and for the one after them; -1 where there are none."""
         self._active = torch.empty(0, dtype=torch.bool)
         """bool [B]: rows that decode in the current step."""
 
@@ -75,29 +78,34 @@ class FidelityProbe:
             dense_calls = self._state.dense_calls
             self._state = FidelityState(self.unit, layers, q.shape[1], dense_calls, q.device)
         position = layers.index(handle.layer_idx)
+        if position != self._next:
+            self._add()
+            self._first, self._active = position, handle.cache.rows.active.bool()
         step = LayerStep(handle.storage, handle.shadow, q, scale, out)
         together = [*self._waiting, step]
-        follows = position == self._first + len(self._waiting) and step.kind == together[0].kind
-        if not follows or sum(layer.working_bytes for layer in together) > BYTES_AT_ONCE:
+        if step.kind != together[0].kind or sum(layer.working_bytes for layer in together) > BYTES_AT_ONCE:
             self._compare()
-        if not self._waiting:
-            self._first, self._active = position, handle.cache.rows.active.bool()
         self._waiting.append(step)
-        if position == len(layers) - 1:
-            self._compare()
+        self._next = position + 1
+        if self._next == len(layers):
+            self._add()
+
+    def _add(self) -> None:
+        """Bring the current step, as far as its layers were seen, into the state."""
+        self._compare()
+        if self._observed:
+            self._state.add(self._first, self._observed, self._active)
+        self._observed, self._next = [], -1
 
     def _compare(self) -> None:
         steps, self._waiting = self._waiting, []
         if not steps:
             return
         try:
-            observed = compare(steps, self.unit)
+            self._observed.append(compare(steps, self.unit))
         except RuntimeError as error:
             if len(steps) == 1:
                 raise
             storage, reason = type(steps[0].storage).__name__, str(error).partition("\n")[0]
             warnings.warn(f"{storage}: layers are compared one by one, which takes longer ({reason})", stacklevel=2)
-            for position, step in enumerate(steps, start=self._first):
-                self._state.add(position, compare([step], self.unit), self._active)
-        else:
-            self._state.add(self._first, observed, self._active, len(steps))
+            self._observed.extend(compare([step], self.unit) for step in steps)

@@ -32,6 +32,27 @@ def average_ranks(x: Tensor, count: Tensor | None = None) -> Tensor:
     return (first + last - 1).double() / 2
 
 
+def ordered_ranks(ordered: Tensor, counted: Tensor) -> Tensor:
+    """`average_ranks` of entries that are sorted already, some of which do not rank: no sort, and a search in order.
+
+    Parameters
+    ----------
+    ordered
+        Floating [..., N], ascending, no NaN.
+    counted
+        bool [..., N]: which entries rank.
+
+    Returns
+    -------
+    Tensor
+        float64 [..., N]; anything at entries that do not rank.
+    """
+    # Entry i: how many of the first i entries rank.
+    before = torch.nn.functional.pad(counted.cumsum(dim=-1, dtype=torch.int32), (1, 0))
+    first, last = (before.gather(-1, torch.searchsorted(ordered, ordered, right=right)) for right in (False, True))
+    return (first + last - 1).double() / 2
+
+
 def spearman(x: Tensor, y: Tensor, mask: Tensor) -> Tensor:
     """Rank correlation of the masked-in tokens.
 
@@ -49,8 +70,43 @@ def spearman(x: Tensor, y: Tensor, mask: Tensor) -> Tensor:
     """
     both = torch.stack((x, y))
     out = ~mask | both.isnan().any(dim=0)
-    n = out.shape[-1] - out.sum(dim=-1, keepdim=True, dtype=torch.int32)
-    # Ranks of n tokens, tied or not, have the mean (n - 1) / 2.
-    centred = (average_ranks(both.masked_fill(out, torch.inf), n) - (n - 1) / 2).masked_fill(out, 0.0)
+    n = _left(out)
+    return _correlation(average_ranks(both.masked_fill(out, torch.inf), n), out, n)
+
+
+def spearman_in_order(x: Tensor, descending: Tensor, mask: Tensor) -> Tensor:
+    """`spearman` where one side is sorted already, which saves half of the work.
+
+    Parameters
+    ----------
+    x
+        Floating [..., N], in the order of ``descending``; infinities rank as themselves.
+    descending
+        Floating [..., N], descending, no NaN.
+    mask
+        As for `spearman`; also in that order.
+
+    Returns
+    -------
+    Tensor
+        float64 [...], equal to that of `spearman`.
+    """
+    out = ~mask | x.isnan()
+    n = _left(out)
+    # Both sides turned round, so that the sorted one ascends: the correlation is the same.
+    ranks = average_ranks((-x).masked_fill(out, torch.inf), n), ordered_ranks(-descending, ~out)
+    return _correlation(torch.stack(ranks), out, n)
+
+
+def _left(out: Tensor) -> Tensor:
+    """How many tokens take part: int32 [..., 1]."""
+    return out.shape[-1] - out.sum(dim=-1, keepdim=True, dtype=torch.int32)
+
+
+def _correlation(ranks: Tensor, out: Tensor, n: Tensor) -> Tensor:
+    """Correlation of two sides' ranks [2, ..., N], of which ``n`` are not ``out``."""
+    # Ranks of n tokens, tied or not, have the mean (n - 1) / 2. Sums of multiples of a quarter are exact, whatever
+    # their order, to 300,000 tokens.
+    centred = (ranks - (n - 1) / 2).masked_fill(out, 0.0)
     # 0 / 0 for constant rows is the NaN promised; ranks are multiples of a half, so a constant row is exactly 0.
     return centred.prod(dim=0).sum(dim=-1) / centred.square().sum(dim=-1).prod(dim=0).sqrt()

@@ -101,7 +101,7 @@ def replay_with_ledger(
             out = step.storage.decode(step.q, trace.scale)
             known = out if trace.values else None
             seen = LayerStep(step.storage, step.dense, step.q, trace.scale, known)
-            state.add(position, compare([seen], unit), step.active)
+            state.add(position, [compare([seen], unit)], step.active)
         reports.append(layer_report(layer, True, step.storage))
     return state.to("cpu"), tuple(reports)
 

@@ -138,13 +138,13 @@ class TraceRecorder:
     Parameters
     ----------
     layers
-        Model layers to record.
+        Model layers to record; if not given, all with full attention.
     values
         Record values too; without them a replay has no output metrics.
     """
 
-    def __init__(self, layers: Sequence[int], *, values: bool = True) -> None:
-        self.layers = tuple(sorted(set(layers)))
+    def __init__(self, layers: Sequence[int] | None = None, *, values: bool = True) -> None:
+        self.layers = None if layers is None else tuple(sorted(set(layers)))
         self.values = values
         self.start()
 
@@ -158,6 +158,8 @@ class TraceRecorder:
 
     def __call__(self, handle: DecodeHandle, q: Tensor, scale: float, out: Tensor) -> None:
         """Record one layer's query; see `ffd.cache.Probe`."""
+        if self.layers is None:
+            self.layers = tuple(h.layer_idx for h in handle.cache.handles)
         if handle.layer_idx not in self.layers:
             return
         if handle.layer_idx == self.layers[0]:
@@ -175,9 +177,10 @@ class TraceRecorder:
         ValueError
             If nothing was recorded, or one of the layers does not exist or is no full-attention layer.
         """
-        missing = [layer for layer in self.layers if layer not in self._handles]
-        if missing or not self.layers:
-            raise ValueError(f"layers={list(self.layers)}: nothing was recorded for {missing or 'any layer'}")
+        layers = self.layers or ()
+        missing = [layer for layer in layers if layer not in self._handles]
+        if missing or not layers:
+            raise ValueError(f"layers={list(layers)}: nothing was recorded for {missing or 'any layer'}")
         keys: dict[int, Tensor] = {}
         values: dict[int, Tensor] = {}
         lengths = torch.stack(self._lengths).cpu()

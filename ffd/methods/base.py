@@ -13,7 +13,6 @@ from typing import Any, ClassVar
 
 from ffd.knob_types import wrong_kind
 from ffd.method_layer import Executor, LayerGeometry, MethodLayer, RowState
-from ffd.method_layer import Selection as Selection  # imported from here by eval.fidelity.metrics
 
 
 class KnobError(ValueError):
