@@ -7,10 +7,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 from triton.runtime import interpreter
 
 from ffd.kernels import kivi_decode
-from tests.kivi_steps import SHAPES, check_shape
+from tests.kivi_steps import SHAPES, check_shape, check_storage
 
 
 @pytest.mark.parametrize("name", SHAPES)
@@ -37,3 +39,22 @@ def test_codes_outlive_hardware_that_flushes_subnormals(name: str, monkeypatch: 
     hardware = kivi_decode.hardware
     monkeypatch.setattr(kivi_decode, "hardware", lambda device: replace(hardware(device), subnormals=False))
     check_shape(SHAPES[name])
+
+
+class ReciprocalDivision(TorchDispatchMode):
+    """Divide by a number as torch does on CUDA: multiply by its reciprocal."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten.div.Tensor and not isinstance(args[1], torch.Tensor):
+            return args[0] * (1.0 / args[1])
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("division", ["exact", "by reciprocal"])
+def test_appended_tokens_are_stored_as_prefilled_ones(division: str) -> None:
+    """A prefill on CUDA and the append kernel disagreed on the last bit of a few steps in a thousand at 4 bits."""
+    if division == "exact":
+        check_storage()
+        return
+    with ReciprocalDivision():
+        check_storage()
