@@ -47,7 +47,9 @@ def quantize_minmax(x: Tensor, bits: int, dim: int) -> MinMax:
     x = x.float()
     levels = 2**bits - 1
     minimum = x.amin(dim, keepdim=True).to(BOUND_DTYPE)
-    step = ((x.amax(dim, keepdim=True) - minimum.float()) / levels).to(BOUND_DTYPE)
+    # A factor, as in the kernels: torch divides by a number so on CUDA but not on the CPU, which shows where a quotient
+    # lies half-way between two steps of fp16, as up to one in 140 does at 4 bits (values of one sign).
+    step = ((x.amax(dim, keepdim=True) - minimum.float()) * (1.0 / levels)).to(BOUND_DTYPE)
     # A constant group has step 0 (the official code divides 0 by 0): every code then stands for the minimum.
     safe = torch.where(step > 0, step.float(), 1.0)
     # Half rounds up, not to even, because that is one instruction and the same one in the kernels.

@@ -1,4 +1,4 @@
-"""KIVI's layouts, one of each kind its fused kernels treat differently; used interpreted and on a GPU alike."""
+"""KIVI's layouts, one of each kind its fused kernels treat differently, and its storage; interpreted and on a GPU."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import torch
 
 from ffd.methods import create
 from tests.method_checks import check_executors
-from tests.method_harness import make_case
+from tests.method_harness import Case, append, make_case, new_layer, prefill
 
 Shape = tuple[int, int, int, int, torch.dtype]
 
@@ -36,3 +36,29 @@ def check_shape(shape: Shape, device: str = "cpu") -> None:
     case = make_case(batch=4, group=group, d=d, seed=3).to(device)
     lengths = (group_size, 128, 150, 191)
     check_executors(method, case, TOLERANCE[dtype], lengths, dtype=dtype)
+
+
+def check_storage(device: str = "cpu") -> None:
+    """Tokens appended over several groups leave, bit for bit, what a prefill of them stores."""
+    residual = 32
+    case = make_case(batch=2, d=128, tokens=131, seed=3).to(device)
+    case = Case(case.keys.exp(), case.values.exp(), case.queries)  # many steps lie half-way between two of fp16
+    method = create("kivi", {"bits": 4, "residual_length": residual})
+    grown, whole = (new_layer(method, case, "fused", 131, torch.float16) for _ in range(2))
+    prefill(grown, case, [1, 31])
+    for _ in range(100):
+        append(grown, case)
+    prefill(whole, case, [101, 131])
+    for row, (keys, values) in enumerate(((96, 68), (128, 98))):
+        held = {
+            "key_codes": (row, slice(None), slice(keys)),
+            "key_minimum": (row, slice(None), slice(keys // method.group_size)),  # type: ignore[attr-defined]
+            "key_step": (row, slice(None), slice(keys // method.group_size)),  # type: ignore[attr-defined]
+            "key_buffer": (row, slice(None), slice((101, 131)[row] - keys)),
+            "value_codes": (row, slice(None), slice(values)),
+            "value_minimum": (row, slice(None), slice(None), slice(values)),
+            "value_step": (row, slice(None), slice(None), slice(values)),
+            "value_window": (row,),
+        }
+        for name, part in held.items():
+            assert torch.equal(getattr(grown, name)[part], getattr(whole, name)[part]), f"row {row}: {name}"

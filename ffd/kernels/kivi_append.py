@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 def bounds_of(low, high, LEVELS: tl.constexpr):
     """Minimum and step as stored, fp16."""
     minimum = low.to(tl.float16)
-    step = tl.math.div_rn(high - minimum.to(tl.float32), tl.full(high.shape, LEVELS, tl.float32)).to(tl.float16)
+    step = ((high - minimum.to(tl.float32)) * (1.0 / LEVELS)).to(tl.float16)
     return minimum, step
 
 

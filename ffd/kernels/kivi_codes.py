@@ -13,7 +13,7 @@ import triton.language as tl
 from ffd.kernels.unpack import code_plane, half_product
 
 # What one unit of a field's lowest bits is worth as an fp16 subnormal.
-CODE_UNIT = tl.constexpr(2.0**-24)
+SUBNORMAL_CODE = tl.constexpr(2.0**-24)
 
 
 @triton.jit
@@ -23,9 +23,16 @@ def extended(items, item):
 
 
 @triton.jit
-def field_gain(field: tl.constexpr, BITS: tl.constexpr):
-    """What a field's place in its byte multiplies its codes by."""
-    gain: tl.constexpr = 2.0 ** (BITS * (field % (8 // BITS)))
+def code_unit(SUBNORMAL: tl.constexpr):
+    """What a code of 1 is worth in `codes_of_field`, but for its field's gain."""
+    unit: tl.constexpr = SUBNORMAL_CODE if SUBNORMAL else 1.0
+    return unit
+
+
+@triton.jit
+def field_gain(field: tl.constexpr, BITS: tl.constexpr, SUBNORMAL: tl.constexpr):
+    """What a field's place in its byte multiplies its codes by, where they are masked in place."""
+    gain: tl.constexpr = 2.0 ** (BITS * (field % (8 // BITS))) if SUBNORMAL else 1.0
     return gain
 
 
@@ -42,8 +49,15 @@ def nibble_plane(words, plane: tl.constexpr, PTX: tl.constexpr):
 
 
 @triton.jit
-def codes_of_field(words, field: tl.constexpr, BITS: tl.constexpr, OPERAND: tl.constexpr, PTX: tl.constexpr):
-    """One field of int16 words in type OPERAND, in units of ``CODE_UNIT * field_gain``."""
+def codes_of_field(
+    words, field: tl.constexpr, BITS: tl.constexpr, OPERAND: tl.constexpr, PTX: tl.constexpr, SUBNORMAL: tl.constexpr
+):
+    """One field of int16 words in type OPERAND, in units of ``code_unit * field_gain``.
+
+    Where hardware flushes subnormals they are converted instead.
+    """
+    if not SUBNORMAL:
+        return ((words >> (BITS * field)) & (2**BITS - 1)).to(OPERAND)
     if field * BITS < 8:
         lower = words
     elif PTX:  # the bits that cross from one word of a pair into the other are masked out next

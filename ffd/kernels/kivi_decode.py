@@ -40,7 +40,7 @@ def _kivi_decode_kernel(
     HEADS: tl.constexpr, TURNS: tl.constexpr, ROWS: tl.constexpr, EXACT: tl.constexpr, EXACT_COLUMNS: tl.constexpr,
     EXACT_TILE: tl.constexpr, WORKERS: tl.constexpr, BITS: tl.constexpr, GROUP: tl.constexpr,
     RESIDUAL: tl.constexpr, STAGES: tl.constexpr, COMPUTE: tl.constexpr, OPERAND: tl.constexpr, PTX: tl.constexpr,
-    PDL: tl.constexpr,
+    SUBNORMAL: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Grid (EXACT + WORKERS, B * Hkv): EXACT programs share the tokens whose values are in full precision."""
     follow_previous_launch(PDL)
@@ -62,7 +62,7 @@ def _kivi_decode_kernel(
             p_q, p_key_words, p_key_minimum, p_key_step, key_buffer_ptr + row_head * key_slots * D,
             value_window_ptr + row_head * value_slots * D, max_ptr, sum_ptr, acc_ptr, slot,
             part, EXACT, quantized_keys, quantized_values, length, scale_log2, G,
-            D, DP, WP, EXACT_COLUMNS, EXACT_TILE, BITS, GROUP, RESIDUAL, COMPUTE, OPERAND, PTX,
+            D, DP, WP, EXACT_COLUMNS, EXACT_TILE, BITS, GROUP, RESIDUAL, COMPUTE, OPERAND, PTX, SUBNORMAL,
         )  # fmt: skip
         if part == 0:
             everything = tl.full([GP], 0, tl.int32) + length
@@ -75,7 +75,7 @@ def _kivi_decode_kernel(
             p_q, p_key_words, p_key_minimum, p_key_step, value_words_ptr + row_head * value_tokens * words,
             value_minimum_ptr + row_head * value_tokens * groups, value_step_ptr + row_head * value_tokens * groups,
             max_ptr, sum_ptr, acc_ptr, slot, part - EXACT, quantized_values, value_tokens, scale_log2, G,
-            D, DP, WP, HEADS, TURNS, ROWS, BITS, GROUP, WORKERS, STAGES, OPERAND, PTX,
+            D, DP, WP, HEADS, TURNS, ROWS, BITS, GROUP, WORKERS, STAGES, OPERAND, PTX, SUBNORMAL,
         )  # fmt: skip
 
 
@@ -109,7 +109,7 @@ def kivi_decode(layer: KiviLayer, q: Tensor, scale: float) -> Tensor:
         HEADS=heads, TURNS=turns, ROWS=2 * padded(d // m.group_size, 8), EXACT=exact, EXACT_COLUMNS=padded(group, 8),
         EXACT_TILE=_EXACT_TILE, WORKERS=workers, BITS=m.bits, GROUP=m.group_size, RESIDUAL=m.residual_length, STAGES=2,
         COMPUTE=compute_dtype(q.dtype), OPERAND=tl.float32 if q.dtype == torch.float32 else tl.float16,
-        PTX=gpu.ptx, PDL=gpu.dependent_launch, num_warps=1, **limit, **gpu.launch_options,
+        PTX=gpu.ptx, SUBNORMAL=gpu.subnormals, PDL=gpu.dependent_launch, num_warps=1, **limit, **gpu.launch_options,
     )  # fmt: skip
     split_reduce(partials, out)
     return out

@@ -6,12 +6,12 @@ import triton
 import triton.language as tl
 
 from ffd.kernels.kivi_keys import (
-    SCORE_UNIT,
     code_scores,
     load_key_steps,
     load_key_words,
     load_query_fields,
     minimum_scores,
+    score_unit,
 )
 
 
@@ -21,7 +21,7 @@ def attend_exact(
     max_ptr, sum_ptr, acc_ptr, slot, first, stride, quantized_keys, quantized_values, length, scale_log2, G,
     D: tl.constexpr, DP: tl.constexpr, WP: tl.constexpr, COLUMNS: tl.constexpr, TILE: tl.constexpr,
     BITS: tl.constexpr, GROUP: tl.constexpr, RESIDUAL: tl.constexpr, COMPUTE: tl.constexpr,
-    OPERAND: tl.constexpr, PTX: tl.constexpr,
+    OPERAND: tl.constexpr, PTX: tl.constexpr, SUBNORMAL: tl.constexpr,
 ):  # fmt: skip
     """Softmax over tokens ``quantized_values .. length``, every ``stride``-th tile from tile ``first`` on.
 
@@ -44,9 +44,9 @@ def attend_exact(
             b_words = load_key_words(key_words_ptr + start * words, TILE, words, WP, TILE)
             group = start // GROUP
             steps = load_key_steps(key_step_ptr + group * D, 1, D, words, WP, COLUMNS, COLUMNS, BITS, OPERAND)
-            queries = load_query_fields(q_ptr, G, D, words, WP, COLUMNS, COLUMNS, BITS, OPERAND)
+            queries = load_query_fields(q_ptr, G, D, words, WP, COLUMNS, COLUMNS, BITS, OPERAND, SUBNORMAL)
             minima = minimum_scores(q_ptr, key_minimum_ptr + group * D, 1, G, D, DP, COLUMNS, COLUMNS, 16, OPERAND)
-            scores = code_scores(b_words, queries, steps, BITS, OPERAND, PTX) * SCORE_UNIT
+            scores = code_scores(b_words, queries, steps, BITS, OPERAND, PTX, SUBNORMAL) * score_unit(SUBNORMAL)
             scores += tl.sum(minima, 0)[None, :]
         else:
             p_k = key_buffer_ptr + (token % RESIDUAL)[:, None] * D + o_d[None, :]

@@ -10,19 +10,24 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ffd.kernels.kivi_codes import CODE_UNIT, codes_of_field, extended, field_gain, operand_product
+from ffd.kernels.kivi_codes import code_unit, codes_of_field, extended, field_gain, operand_product
 
 # Queries are divided by 16: times the step of a channel of outliers they reach up to a million in fp16. What the
 # smallest lose is far below what fp16 rounds of the others.
 QUERY_GAIN = tl.constexpr(2.0**-4)
-# Turns `code_scores` into scores.
-SCORE_UNIT = tl.constexpr(1.0 / (CODE_UNIT.value * QUERY_GAIN.value))
+
+
+@triton.jit
+def score_unit(SUBNORMAL: tl.constexpr):
+    """Turns `code_scores` into scores."""
+    unit: tl.constexpr = 1.0 / (code_unit(SUBNORMAL) * QUERY_GAIN)
+    return unit
 
 
 @triton.jit
 def load_query_fields(
     q_ptr, G, D: tl.constexpr, WORDS: tl.constexpr, WP: tl.constexpr, HEADS: tl.constexpr, COLUMNS: tl.constexpr,
-    BITS: tl.constexpr, OPERAND: tl.constexpr,
+    BITS: tl.constexpr, OPERAND: tl.constexpr, SUBNORMAL: tl.constexpr,
 ):  # fmt: skip
     """A kv head's queries, unscaled, as columns by fields: OPERAND [WP, COLUMNS] each.
 
@@ -35,7 +40,7 @@ def load_query_fields(
     fields = ()
     for field in tl.static_range(16 // BITS):
         b_q = tl.load(q_ptr + head * D + field * WORDS + o_w, mask=mask, other=0.0).to(tl.float32)
-        fields = extended(fields, (b_q * (QUERY_GAIN / field_gain(field, BITS))).to(OPERAND))
+        fields = extended(fields, (b_q * (QUERY_GAIN / field_gain(field, BITS, SUBNORMAL))).to(OPERAND))
     return fields
 
 
@@ -63,12 +68,15 @@ def load_key_words(words_ptr, count, WORDS: tl.constexpr, WP: tl.constexpr, TILE
 
 
 @triton.jit
-def code_scores(words, queries, steps, BITS: tl.constexpr, OPERAND: tl.constexpr, PTX: tl.constexpr):
-    """``sum((q * step) * code)``, fp32 [TILE, COLUMNS] to be multiplied by SCORE_UNIT."""
+def code_scores(
+    words, queries, steps, BITS: tl.constexpr, OPERAND: tl.constexpr, PTX: tl.constexpr, SUBNORMAL: tl.constexpr
+):
+    """``sum((q * step) * code)``, fp32 [TILE, COLUMNS] to be multiplied by `score_unit`."""
     acc = tl.zeros([words.shape[0], queries[0].shape[1]], tl.float32)
     for field in tl.static_range(16 // BITS):
         operand = operand_product(queries[field], steps[field], PTX)
-        acc = tl.dot(codes_of_field(words, field, BITS, OPERAND, PTX), operand, acc, input_precision="ieee")
+        codes = codes_of_field(words, field, BITS, OPERAND, PTX, SUBNORMAL)
+        acc = tl.dot(codes, operand, acc, input_precision="ieee")
     return acc
 
 

@@ -8,13 +8,13 @@ import triton.language as tl
 from ffd.kernels.common import prefetch_to_l2
 from ffd.kernels.kivi_codes import extended
 from ffd.kernels.kivi_keys import (
-    SCORE_UNIT,
     code_scores,
     load_key_steps,
     load_key_words,
     load_query_fields,
     minimum_of_tile,
     minimum_scores,
+    score_unit,
 )
 from ffd.kernels.kivi_values import (
     WEIGHT_BITS,
@@ -47,7 +47,7 @@ def attend_quantized(
     max_ptr, sum_ptr, acc_ptr, slot, worker, count, value_tokens, scale_log2, G,
     D: tl.constexpr, DP: tl.constexpr, WP: tl.constexpr, HEADS: tl.constexpr, TURNS: tl.constexpr,
     ROWS: tl.constexpr, BITS: tl.constexpr, GROUP: tl.constexpr, WORKERS: tl.constexpr, STAGES: tl.constexpr,
-    OPERAND: tl.constexpr, PTX: tl.constexpr,
+    OPERAND: tl.constexpr, PTX: tl.constexpr, SUBNORMAL: tl.constexpr,
 ):  # fmt: skip
     """Softmax over a worker's share of ``count`` tokens, in tiles of TURNS groups of keys.
 
@@ -59,8 +59,8 @@ def attend_quantized(
     tile: tl.constexpr = TURNS * GROUP
     o_t = tl.arange(0, tile)[:, None]
     own_turn = o_t // GROUP == (tl.arange(0, columns) // HEADS)[None, :]
-    queries = load_query_fields(q_ptr, G, D, words, WP, HEADS, columns, BITS, OPERAND)
-    unit = scale_log2 * SCORE_UNIT
+    queries = load_query_fields(q_ptr, G, D, words, WP, HEADS, columns, BITS, OPERAND, SUBNORMAL)
+    unit = scale_log2 * score_unit(SUBNORMAL)
     row_max = tl.full([columns], float("-inf"), tl.float32)
     of_minima = tl.zeros([ROWS, columns], tl.float32)
     sums = ()
@@ -94,7 +94,7 @@ def attend_quantized(
             value_steps = load_value_steps(value_step_ptr + start, vectors, value_tokens, groups, tile)
             value_minima = load_value_minima(value_minimum_ptr + start, vectors, value_tokens, groups, ROWS, tile)
             minimum = minimum_of_tile(minima, (t - begin) * TURNS, HEADS) * scale_log2
-            scores = code_scores(key_words, queries, key_steps, BITS, OPERAND, PTX)
+            scores = code_scores(key_words, queries, key_steps, BITS, OPERAND, PTX, SUBNORMAL)
             scores = tl.where(own_turn & (o_t < left), scores, float("-inf"))
             # A column's minimum and unit are the same for all its tokens: they follow the maximum.
             new_max = tl.maximum(row_max, tl.max(scores, 0) * unit + minimum)
@@ -102,7 +102,9 @@ def attend_quantized(
             finite_max = tl.where(new_max == float("-inf"), 0.0, new_max)
             shrink = tl.exp2(row_max - finite_max)
             weights = tl.exp2(scores * unit + (minimum - finite_max + WEIGHT_BITS)[None, :]).to(OPERAND)
-            sums = add_codes(sums, value_words, weights, value_steps, shrink, words, BITS, GROUP, OPERAND, PTX)
+            sums = add_codes(
+                sums, value_words, weights, value_steps, shrink, words, BITS, GROUP, OPERAND, PTX, SUBNORMAL
+            )
             of_minima = add_minima(of_minima, value_minima, weights, shrink, OPERAND)
             row_max = new_max
 
@@ -119,6 +121,6 @@ def attend_quantized(
     tl.store(sum_ptr + slot * G + o_h, tl.sum(tl.reshape(row_sum, [TURNS, HEADS]), 0), mask=o_h < G)
     met = ((top > float("-inf")) & (o_h < G))[None, :] & (o_w < words)
     for field in tl.static_range(16 // BITS):
-        acc = restored_sum(sums[field] * shrink[None, :], of_minima, field, words, BITS, GROUP)
+        acc = restored_sum(sums[field] * shrink[None, :], of_minima, field, words, BITS, GROUP, SUBNORMAL)
         acc = tl.sum(tl.reshape(acc, [WP, TURNS, HEADS]), 1)
         tl.store(acc_ptr + (slot * G + o_h)[None, :] * D + field * words + o_w, acc, mask=met)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ffd.kernels.kivi_codes import CODE_UNIT, codes_of_field, extended, field_gain, operand_product
+from ffd.kernels.kivi_codes import code_unit, codes_of_field, extended, field_gain, operand_product
 
 # Weights are at most 2**4, not 1: times a small step they reach down into fp16's subnormals that much later. Steps
 # up to 4094 are safe from overflow.
@@ -56,13 +56,13 @@ def add_minima(sums, minima, weights, shrink, OPERAND: tl.constexpr):
 @triton.jit
 def add_field(
     acc, words, weights, steps, field: tl.constexpr, WORDS: tl.constexpr, BITS: tl.constexpr, GROUP: tl.constexpr,
-    OPERAND: tl.constexpr, PTX: tl.constexpr,
+    OPERAND: tl.constexpr, PTX: tl.constexpr, SUBNORMAL: tl.constexpr,
 ):  # fmt: skip
     """``acc + sum((p * step) * code)`` of a field's channels, fp32 [WP, COLUMNS], in units `restored_sum` knows.
 
     A field may reach over several groups, where neither is a multiple of the other: then once for each of them.
     """
-    codes = codes_of_field(words, field, BITS, OPERAND, PTX)
+    codes = codes_of_field(words, field, BITS, OPERAND, PTX, SUBNORMAL)
     first: tl.constexpr = field * WORDS // GROUP
     last: tl.constexpr = ((field + 1) * WORDS - 1) // GROUP
     group_of_row = (field * WORDS + tl.arange(0, words.shape[0])) // GROUP
@@ -77,24 +77,28 @@ def add_field(
 @triton.jit
 def add_codes(
     sums, words, weights, steps, shrink, WORDS: tl.constexpr, BITS: tl.constexpr, GROUP: tl.constexpr,
-    OPERAND: tl.constexpr, PTX: tl.constexpr,
+    OPERAND: tl.constexpr, PTX: tl.constexpr, SUBNORMAL: tl.constexpr,
 ):  # fmt: skip
     """``sums * shrink`` and `add_field` for every field of a tuple."""
     added = ()
     for field in tl.static_range(16 // BITS):
         acc = sums[field] * shrink[None, :]
-        added = extended(added, add_field(acc, words, weights, steps, field, WORDS, BITS, GROUP, OPERAND, PTX))
+        acc = add_field(acc, words, weights, steps, field, WORDS, BITS, GROUP, OPERAND, PTX, SUBNORMAL)
+        added = extended(added, acc)
     return added
 
 
 @triton.jit
-def restored_sum(acc, minima, field: tl.constexpr, WORDS: tl.constexpr, BITS: tl.constexpr, GROUP: tl.constexpr):
+def restored_sum(
+    acc, minima, field: tl.constexpr, WORDS: tl.constexpr, BITS: tl.constexpr, GROUP: tl.constexpr,
+    SUBNORMAL: tl.constexpr,
+):  # fmt: skip
     """Weighted sum of values of a field's channels, fp32 [WP, COLUMNS], from its codes' and all groups' minima's."""
     first: tl.constexpr = field * WORDS // GROUP
     last: tl.constexpr = ((field + 1) * WORDS - 1) // GROUP
     group_of_row = (field * WORDS + tl.arange(0, acc.shape[0])) // GROUP
     o_r = tl.arange(0, minima.shape[0])
-    acc = acc * (1.0 / (CODE_UNIT * field_gain(field, BITS)))
+    acc = acc * (1.0 / (code_unit(SUBNORMAL) * field_gain(field, BITS, SUBNORMAL)))
     for group in tl.static_range(first, last + 1):
         of_group = tl.sum(tl.where((o_r == group)[:, None], minima, 0.0), 0)[None, :]
         acc += tl.where((group_of_row == group)[:, None], of_group, 0.0) if first < last else of_group
