@@ -41,7 +41,7 @@ KEEP_WARPS = 8
 """Warps per program of that launch."""
 KIVI_PROGRAMS = {2: (12, 168), 4: (8, 255)}
 """KIVI's programs, of one warp each, per multiprocessor, and the registers of their threads, by bits of a code: what
-the loop needs without a spill, and as many programs as that leaves room for."""
+the loop needs with next to no spill, and as many programs as that leaves room for."""
 ATTEND_PROGRAMS = 2
 """Attending programs per multiprocessor."""
 ATTEND_WARPS = 4
