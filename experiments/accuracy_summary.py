@@ -55,6 +55,7 @@ def build_summary(
         "accuracy": accuracy,
         "average_samples": summarise.average_samples(prepared.suite, accuracy),
         "sparsity": sparsity,
+        "counted": summarise.COUNTED,
         "fidelity": values,
         "validity": validity,
         "timing": timing,

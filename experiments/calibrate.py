@@ -15,7 +15,7 @@ from torch import Tensor
 
 from eval.fidelity import write_table
 from eval.fidelity.aggregate import distribution
-from eval.fidelity.curves import Curves, invert, margin_curves
+from eval.fidelity.curves import Curves, enough_for_all, invert, margin_curves
 from eval.fidelity.traces import Trace
 from experiments import figures
 from experiments.config import RunConfig
@@ -99,6 +99,7 @@ class CalibrateRun(StudyRun):
             raise UsageError(f"task.samples={len(self.fitted)}: no calibration prompt has an answer of two tokens")
         curves = margin_curves(fitted, make_method(self.config.method), executor=executor)
         found, uniform = (invert(curves, c.target, c.value, per) for per in (c.per, "global"))
+        enough = enough_for_all(curves, c.target, c.value)
         measured = {}
         for name, margins in (("calibrated", found), ("uniform", uniform)):
             method = self._with(curves, margins)
@@ -108,7 +109,7 @@ class CalibrateRun(StudyRun):
             "layers": list(curves.layers),
             "deltas": found.tolist(),
             "uniform_delta": float(uniform[0, 0]),
-            "uniform_for_all": at_margin(curves, float(found.max() if c.target != "bytes_ratio" else found.min())),
+            "uniform_for_all": None if enough is None else at_margin(curves, enough),
             "calibrated": measured["calibrated"],
             "held_out": measured["calibrated_held_out"],
             "uniform": measured["uniform"],

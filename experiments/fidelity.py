@@ -31,11 +31,6 @@ from experiments.workload import Item, Workload, load_workload
 from ffd.methods import method_class
 from ffd.report import read_ledger
 
-COUNTED = (
-    "every decode step of every layer; tail, sinks and local tokens as read; layers dense by configuration as keep 1; "
-    "prefill not counted"
-)
-
 
 def run_fidelity(config: RunConfig) -> int:
     """Run, resume or show one fidelity run; returns the exit code."""
@@ -149,7 +144,7 @@ class FidelityRun(StudyRun):
             "model": {"name": self.workload.model.label, "revision": self.workload.model.revision},
             "task": self.workload.task,
             "sparsity": sparsity,
-            "counted": COUNTED,
+            "counted": summarise.COUNTED,
             "fidelity": values,
             "metrics": metrics,
             "forced": predictions,

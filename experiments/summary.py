@@ -11,6 +11,11 @@ from eval.records import Plan, Suite
 
 Row = Mapping[str, Any]
 """One line of ``samples.jsonl``."""
+COUNTED = (
+    "every decode step of every layer; tail, sinks and local tokens as read; layers dense by configuration as keep 1; "
+    "prefill not counted"
+)
+"""What the ratios of `sparsity` count; every summary with them says so."""
 
 
 def accuracy(suite: Suite, plan: Plan, rows: Sequence[Row]) -> dict[str, Any]:

@@ -15,7 +15,8 @@ def print_summary(summary: Mapping[str, Any], console: Console | None = None) ->
     method, model, task = summary["method"], summary["model"], summary["task"]
     knobs = ", ".join(f"{k}={knob_text(v)}" for k, v in method.items() if k != "name" and v is not None)
     accuracy = summary["accuracy"]
-    title = f"{task['name']} · {model['name']} · {method['name']}" + (f" ({knobs})" if knobs else "")
+    profile = "" if task.get("profile", "official") == "official" else f", profile {task['profile']}"
+    title = f"{task['name']}{profile} · {model['name']} · {method['name']}" + (f" ({knobs})" if knobs else "")
     table = Table(title=title, title_justify="left", caption_justify="left")
     table.add_column("task")
     for name in ("score", "n", "95 % interval", "prompt tokens (min / median / max)"):

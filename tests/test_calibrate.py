@@ -11,7 +11,7 @@ import torch
 import yaml
 
 from eval.fidelity import pair_means
-from eval.fidelity.curves import Curves, invert, margin_curves
+from eval.fidelity.curves import Curves, enough_for_all, invert, margin_curves
 from eval.fidelity.replay import replay, replay_with_ledger
 from eval.fidelity.traces import Trace, TraceRecorder
 from experiments.errors import UsageError
@@ -125,6 +125,23 @@ def test_lse_and_targets_out_of_reach(curves: Curves) -> None:
     assert (curves.lse_own.gather(0, chosen[None])[0] <= 0.05).all()
     assert (invert(curves, "lse_error", 1e-12, "global") == 64.0).all()
     assert (invert(curves, "bytes_ratio", 1e-6, "layer") == 0.0).all()
+
+
+def test_one_margin_is_enough_where_every_head_alone_meets_the_target(trace: Trace, curves: Curves) -> None:
+    worst = []
+    for margin in MARGINS:
+        state, _ = replay_with_ledger(trace, replace(METHOD, delta=margin))
+        worst.append(float(pair_means(state, "mass_recall_selected").min()))
+    enough = next(margin for margin, recall in zip(MARGINS, worst, strict=True) if recall >= 0.9)
+    assert enough_for_all(curves, "mass_recall", 0.9) == enough
+    # The mean over heads asks for less.
+    assert enough > float(invert(curves, "mass_recall", 0.9, "global").max())
+    # Of kv heads' bytes it is a ceiling: the largest margin below it.
+    ceiling = float(curves.bytes_ratio[1].max())
+    position = MARGINS.index(enough_for_all(curves, "bytes_ratio", ceiling) or math.nan)
+    assert float(curves.bytes_ratio[position].max()) <= ceiling < float(curves.bytes_ratio[position + 1].max())
+    assert enough_for_all(curves, "lse_error", 1e-12) is None
+    assert enough_for_all(curves, "bytes_ratio", 1e-6) is None
 
 
 def test_methods_without_a_margin_per_head_have_no_curves(trace: Trace) -> None:

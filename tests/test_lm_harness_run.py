@@ -79,6 +79,7 @@ def test_a_run_leaves_what_it_promises(command, tmp_path, monkeypatch, capsys):
     steps = sum((r["new_tokens"] - 1) * LAYERS for r in samples)
     assert stored["validity"]["sparse_steps"] == stored["validity"]["expected_steps"] == steps > 0
     assert stored["sparsity"]["keep_io"] < 0.3
+    assert "prefill not counted" in stored["counted"]
     generate, choice = stored["accuracy"]["tiny_generate"], stored["accuracy"]["tiny_choice"]
     assert (generate["path"], generate["metric"], generate["n"]) == ("decode by the method", "exact_match", 4)
     assert (choice["path"], choice["metric"], choice["n"]) == ("dense prefill", "acc", 4)

@@ -150,5 +150,7 @@ def test_paper_profile(data):
     plan = made.plan()
     assert not plan.official
     assert any(note.startswith("profile ffd_paper: 31,500 input tokens") for note in plan.notes)
+    notes = suite(data, profile="ffd_paper", max_input=3000).plan().notes
+    assert any(note.startswith("profile ffd_paper: task.max_input=3000, 64 new tokens") for note in notes)
     with pytest.raises(TaskError, match="contradicts"):
         LongBenchConfig(profile="ffd_paper", template="chat")

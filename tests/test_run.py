@@ -88,6 +88,7 @@ def test_a_run_leaves_what_it_promises(command, tmp_path, monkeypatch, capsys):
     assert summary["validity"]["dense_steps"] == 0
     assert summary["validity"]["executor"] == "reference"
     assert 0 < summary["sparsity"]["keep_io"] <= 1
+    assert all(name in summary["counted"] for name in ("tail", "sinks", "layers dense", "prefill"))
     assert summary["sparsity"]["sparsity"] == 1 - summary["sparsity"]["keep_io"]
     assert 0 < summary["fidelity"]["mass_recall"] <= 1
     for block in ("run_id", "method", "model", "task", "timing", "environment", "null_reasons"):

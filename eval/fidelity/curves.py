@@ -209,6 +209,23 @@ def invert(curves: Curves, target: str, value: float, per: str) -> Tensor:
     return torch.tensor(curves.margins, dtype=torch.float64)[chosen].expand(shape).clone()
 
 
+def enough_for_all(curves: Curves, target: str, value: float) -> float | None:
+    """The one margin with which every head's own selection meets a target, or every kv head a ceiling of bytes.
+
+    Returns
+    -------
+    float or None
+        Nats: the smallest margin tried for a floor of quality, the largest for ``bytes_ratio``; None if none is enough.
+    """
+    meets = {
+        "mass_recall": lambda: curves.recall_own >= value,
+        "lse_error": lambda: curves.lse_own <= value,
+        "bytes_ratio": lambda: curves.bytes_ratio <= value,
+    }[target]()
+    enough = [m for m, all_meet in zip(curves.margins, meets.all(dim=2).all(dim=1), strict=True) if all_meet]
+    return (max if target == "bytes_ratio" else min)(enough, default=None)
+
+
 def _pooled(x: Tensor, per: str) -> Tensor:
     dims = {"global": (1, 2), "layer": (2,), "head": ()}[per]
     return x.sum(dim=dims, keepdim=True) if dims else x

@@ -22,7 +22,8 @@ def make_plan(config: LongBenchConfig, source: RowSource, prompting: Prompting) 
     skipped: list[Skipped] = []
     departures = list(prompting.departures)
     if config.profile == "ffd_paper":
-        departures.append("profile ffd_paper: 31,500 input tokens, 64 new tokens on every dataset, no chat template")
+        budget = "31,500 input tokens" if config.max_input is None else f"task.max_input={config.max_input}"
+        departures.append(f"profile ffd_paper: {budget}, 64 new tokens on every dataset, no chat template")
     for dataset in config.datasets:
         file = file_name(dataset, config.extended)
         if file not in source.members:

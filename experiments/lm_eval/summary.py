@@ -76,6 +76,7 @@ def summary(
         "task": {"name": "lm_eval", **asdict(prepared.task)},
         "accuracy": accuracy,
         "sparsity": sparsity,
+        "counted": common.COUNTED,
         "fidelity": fidelity,
         "validity": validity,
         "timing": timing,
