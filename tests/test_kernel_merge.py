@@ -198,4 +198,8 @@ class TestRowsReadBack:
         found = stored.read_record(COMMITTED, "here")
         assert found.merged
         assert len(found.rows) == json.loads(COMMITTED.read_text())["gate"]["rows"]
-        assert all(one.beside is None for one in found.rows)
+        assert all(one.beside for one in found.rows)
+
+    def test_a_row_of_before_baselines_were_named_is_read(self):
+        old = {name: value for name, value in row().as_dict().items() if name != "beside"}
+        assert stored.row(old, "here").beside is None
