@@ -17,7 +17,7 @@ from eval.fidelity.traces import Trace
 from experiments.config import RunConfig
 from experiments.engines import make_method
 from experiments.errors import UsageError
-from experiments.files import held, read_json, write_atomically
+from experiments.files import clear_leftovers, held, read_json, write_atomically
 from experiments.identity import digest
 from experiments.lifecycle import code_and_machine
 from experiments.progress import console
@@ -209,6 +209,7 @@ def _traces(config: RunConfig, workload: Workload) -> list[Trace]:
     folder.mkdir(parents=True, exist_ok=True)
     with held(folder / ".lock"):  # jobs of a sweep on several GPUs want the same traces at the same time
         if not done.exists():
+            clear_leftovers(folder)
             for _ in record_traces(config, workload, workload.load(), workload.items, folder):
                 pass
             done.touch()
