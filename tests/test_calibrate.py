@@ -176,6 +176,17 @@ def test_bad_requests_give_one_line(
     assert message in capsys.readouterr().err.strip().splitlines()[-1]
 
 
+def test_a_calibration_without_prompts_to_check_on_comes_to_its_end(
+    tiny_folder: Any, tmp_path: Any, monkeypatch: Any
+) -> None:
+    """Once it fitted all margins, then failed for want of a held-out figure to log."""
+    arguments = ["runner=calibrate", *SMALL_FFD, *common(tiny_folder, tmp_path), "calibrate.holdout=0"]
+    assert invoke(arguments, monkeypatch) == 0
+    summary = summary_of(the_run(tmp_path))
+    assert summary["status"] == "complete"
+    assert summary["held_out"] is None
+
+
 def test_the_search_finds_the_nearest_value() -> None:
     tried: list[float] = []
 
