@@ -125,7 +125,8 @@ class SparseCache(Cache):
     @property
     def sliding_context(self) -> int:
         """Tokens that sliding-window layers attended to while decoding, summed over active rows, layers and steps;
-        synchronises with the device."""
+        synchronises with the device.
+        """
         return int(self._sliding_context)
 
     @property
