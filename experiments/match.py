@@ -162,7 +162,9 @@ def _memory(config: RunConfig, knob: SearchKnob, workload: Workload) -> tuple[Pa
 
 def _trace_identity(config: RunConfig, workload: Workload) -> dict[str, Any]:
     return {
+        **code_and_machine(["ffd.teacher", "ffd.methods.dense", "eval.fidelity.traces"]),
         "model": workload.model.revision,
+        "dtype": workload.spec.dtype,
         "prompts": workload.fingerprint,
         "every": config.fidelity.every,
         "executor": workload.executor,

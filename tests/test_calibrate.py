@@ -259,6 +259,17 @@ def test_methods_are_matched_at_a_measured_cost(tiny_folder: Any, tmp_path: Any,
     assert "method dense reads everything and is left as it is" in capsys.readouterr().err
 
 
+def test_a_match_belongs_to_its_precision(tiny_folder: Any, tmp_path: Any, monkeypatch: Any) -> None:
+    """Once a match in bfloat16 took what had been recorded, and found, in float32."""
+    for dtype in ("float32", "bfloat16"):
+        arguments = ["match.keep_io=0.6", "match.samples=1", f"model.dtype={dtype}", "method=topk"]
+        assert invoke([*arguments, *common(tiny_folder, tmp_path)], monkeypatch) == 0
+    (first, second) = sorted((tmp_path / "match" / "traces").iterdir())
+    dtypes = {Trace.load(next(f.glob("*.safetensors"))).queries[0].dtype for f in (first, second)}
+    assert dtypes == {torch.float32, torch.bfloat16}
+    assert len(list((tmp_path / "match").glob("topk-*.json"))) == 2
+
+
 def test_a_target_out_of_reach_is_an_error_and_remembered(
     tiny_folder: Any, tmp_path: Any, monkeypatch: Any, capsys: Any
 ) -> None:
