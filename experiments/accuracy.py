@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from eval.answer import run_sample
+from eval.fidelity import broken_output
 from eval.models import LoadedModel, load_model
 from eval.records import Sample
 from experiments import summary as summarise
@@ -150,11 +151,12 @@ class AccuracyRun(StudyRun):
 
     def summarize(self, rows: Rows) -> dict[str, Any]:
         """Every block of ``summary.json``, and what keeps the run from being complete."""
-        fidelity = merged_fidelity(self.store.folder, self.unit).summary()
+        log = merged_fidelity(self.store.folder, self.unit)
         own = list(rows.values())
+        problem = summarise.validity(own, self.prepared.plan, self.static)[1] or broken_output(log.state)
         return {
-            **build_summary(self.prepared, self.method, own, self.static, fidelity, all_dense=self._all_dense),
-            "problem": summarise.validity(own, self.prepared.plan, self.static)[1],
+            **build_summary(self.prepared, self.method, own, self.static, log.summary(), all_dense=self._all_dense),
+            "problem": problem,
             "lacking": self._lacking(rows),
         }
 

@@ -82,7 +82,8 @@ class CalibrateRun(StudyRun):
             started = time.perf_counter()
             row = self._fit(rows)
             self._keep(rows, {"task": RESULT, "index": 0, **row, "seconds": time.perf_counter() - started})
-            tracker.log({"calibrated": row["calibrated"]["reached"], "held_out": row["held_out"]["reached"]})
+            held_out = row["held_out"]  # None where no prompt is, or none of those has a step
+            tracker.log({"calibrated": row["calibrated"]["reached"], "held_out": held_out and held_out["reached"]})
 
     def _keep(self, rows: Rows, row: dict[str, Any]) -> None:
         self.store.append_sample(row)

@@ -21,7 +21,7 @@ from experiments.engines import make_method
 from experiments.errors import UsageError
 from experiments.fidelity_log import FidelityLog, page_unit
 from experiments.fidelity_table import print_fidelity
-from experiments.laws import laws_of_a_run
+from experiments.laws import VOIDING, laws_of_a_run
 from experiments.lifecycle import Rows, StudyRun, code_and_machine
 from experiments.progress import console
 from experiments.table import number
@@ -137,8 +137,9 @@ class FidelityRun(StudyRun):
         validity["dense_layers"] = ordered[0]["dense_layers"] if ordered else None
         laws = laws_of_a_run(self.method, validity, metrics, predictions) if ordered else []
         broken = [law for law in laws if not law.holds]
+        voided = [law.detail for law in laws[:VOIDING] if not law.holds]
         return {
-            "problem": broken[0].detail if broken and broken[0] is laws[0] else None,
+            "problem": voided[0] if voided else None,
             "trajectory": "dense",
             "method": dict(self.config.method),
             "model": {"name": self.workload.model.label, "revision": self.workload.model.revision},

@@ -59,9 +59,11 @@ class FidelityLog:
     def keep(self, task: str, index: int) -> None:
         """The sample finished: add what was observed, once, and put the sum on the disk."""
         observed, name = self.probe.take(), f"{task}/{index}"
-        if name in self._covered or name in self._elsewhere or not (observed.layers or observed.dense_calls):
-            return
-        self._add(observed, [name])
+        known = name in self._covered or name in self._elsewhere
+        if not known and (observed.layers or observed.dense_calls):
+            self._add(observed, [name])
+        elif known:
+            self._remove_earlier()  # a kill came before the sample was stored, and perhaps before this was done
 
     def absorb(self, other: FidelityLog) -> None:
         """Add another log of the same run, once; its samples must all be new, or all be in already.
@@ -87,13 +89,17 @@ class FidelityLog:
     def _add(self, observed: FidelityState, names: list[str]) -> None:
         self.state = self.state.merge(observed)
         self._covered.extend(names)
-        previous, self._file = self._file, f"sum-of-{len(self._covered)}.safetensors"
+        self._file = f"sum-of-{len(self._covered)}.safetensors"
         self.folder.mkdir(exist_ok=True)
         self.state.save(self.folder / self._file)
         pointer = json.dumps({"file": self._file, "samples": self._covered})
         write_atomically(self.folder / "current.json", pointer.encode())
-        if previous is not None:
-            (self.folder / previous).unlink(missing_ok=True)
+        self._remove_earlier()
+
+    def _remove_earlier(self) -> None:
+        for path in self.folder.glob("sum-of-*.safetensors"):
+            if path.name != self._file:
+                path.unlink(missing_ok=True)
 
     def summary(self) -> tuple[dict[str, Any], dict[str, str]]:
         """Headline figures, and under dotted names the reasons of those that are null."""

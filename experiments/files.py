@@ -6,6 +6,7 @@ import fcntl
 import json
 import math
 import os
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -25,6 +26,16 @@ def write_atomically(path: Path, data: bytes) -> None:
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def clear_leftovers(folder: Path) -> None:
+    """Remove what killed processes left half written below a folder, traces of gigabytes among it.
+
+    Their names end in a process id, so that nothing else would ever replace them. Nobody may be writing there.
+    """
+    for path in folder.rglob(".*"):
+        if re.fullmatch(r"\..+\.\d+\.(tmp|partial)", path.name):
+            path.unlink(missing_ok=True)
 
 
 @contextmanager

@@ -11,6 +11,8 @@ from typing import Any
 from eval.fidelity.catalogue import PROXY_GAP
 from ffd.methods import Method, create, method_class
 
+VOIDING = 2
+"""So many of a run's laws, the first ones, make it invalid where they are broken; the others label it."""
 TOLERANCE = 1e-6
 """Of sums of float64 ratios."""
 NOISE = 0.01
@@ -46,10 +48,19 @@ def laws_of_a_run(
         `eval.fidelity.aggregate` of the run.
     forced
         Summary of the teacher-forced predictions.
+
+    Returns
+    -------
+    list[Law]
+        The first `VOIDING` of them make a run invalid.
     """
     path = f"{validity['sparse_steps']} sparse + {validity['dense_steps']} dense of {validity['expected_steps']}"
     taken = validity["sparse_steps"] + validity["dense_steps"] == validity["expected_steps"]
-    laws = [Law("every configured layer-step took its path", taken, path)]
+    finite = forced["kl_mean"] is not None or not forced["tokens"]
+    laws = [
+        Law("every configured layer-step took its path", taken, path),
+        Law("every prediction is finite", finite, "finite" if finite else "a prediction was not finite"),
+    ]
 
     def bound(law: str, metric: str, kind: str, holds: Any) -> None:
         value = metrics[metric][kind]

@@ -83,6 +83,7 @@ class StudyRun(ABC):
     def _run(self) -> int:
         stored = None if self.config.rerun else self.store.summary()
         if stored is not None and stored["status"] == "complete":
+            self.store.release_reserve()  # still there where the run was killed between its summary and its end
             console.print(f"run {self.store.run_id} is finished; rerun=true repeats it")
             self.show(stored)
             return 0

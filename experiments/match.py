@@ -17,7 +17,7 @@ from eval.fidelity.traces import Trace
 from experiments.config import RunConfig
 from experiments.engines import make_method
 from experiments.errors import UsageError
-from experiments.files import held, read_json, write_atomically
+from experiments.files import clear_leftovers, held, read_json, write_atomically
 from experiments.identity import digest
 from experiments.lifecycle import code_and_machine
 from experiments.progress import console
@@ -162,7 +162,9 @@ def _memory(config: RunConfig, knob: SearchKnob, workload: Workload) -> tuple[Pa
 
 def _trace_identity(config: RunConfig, workload: Workload) -> dict[str, Any]:
     return {
+        **code_and_machine(["ffd.teacher", "ffd.methods.dense", "eval.fidelity.traces"]),
         "model": workload.model.revision,
+        "dtype": workload.spec.dtype,
         "prompts": workload.fingerprint,
         "every": config.fidelity.every,
         "executor": workload.executor,
@@ -209,6 +211,7 @@ def _traces(config: RunConfig, workload: Workload) -> list[Trace]:
     folder.mkdir(parents=True, exist_ok=True)
     with held(folder / ".lock"):  # jobs of a sweep on several GPUs want the same traces at the same time
         if not done.exists():
+            clear_leftovers(folder)
             for _ in record_traces(config, workload, workload.load(), workload.items, folder):
                 pass
             done.touch()

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from experiments.errors import UsageError
-from experiments.files import json_ready, read_json, write_atomically
+from experiments.files import clear_leftovers, json_ready, read_json, write_atomically
 from experiments.progress import console
 from experiments.under_sweep import announce_run
 
@@ -159,7 +159,8 @@ class RunStore:
         self.write_text(name, json.dumps(json_ready(value), indent=2, ensure_ascii=False, allow_nan=False) + "\n")
 
     def reserve(self) -> None:
-        """Put the ballast in place."""
+        """Put the ballast in place, and take away what a killed process left half written."""
+        clear_leftovers(self.work)
         if not self.reserve_path.exists():
             self.reserve_path.write_bytes(b"\0" * _RESERVE_BYTES)
 

@@ -101,7 +101,8 @@ def _of_text(config: RunConfig) -> Workload:
             f"fidelity.prompt_tokens={options.prompt_tokens}: expected at most {model.context_length} tokens, "
             f"the model's context, with fidelity.new_tokens={options.new_tokens}"
         )
-    ids = model.tokenizer(text, add_special_tokens=False)["input_ids"]
+    # Quietly: a text may be longer than the model's context, its pieces are not.
+    ids = model.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
     lead = [] if model.bos_token_id is None else [model.bos_token_id]
     items = tuple(_pieces(ids, lead, options.prompt_tokens, options.new_tokens, options.prompts))
     if not items:

@@ -68,7 +68,8 @@ class Attachment:
         """
         if self.cache is None:
             raise RuntimeError("report: generate has not been called yet")
-        steps = (self.cache.seen_tokens - self.cache.prompt_tokens) * len(self.cache.prompt_lengths)
+        # A generate that raised during prefill has decoded nothing.
+        steps = max(0, self.cache.seen_tokens - self.cache.prompt_tokens) * len(self.cache.prompt_lengths)
         return read_ledger(self.cache, steps)
 
     def detach(self) -> None:

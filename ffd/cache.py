@@ -81,8 +81,7 @@ class SparseCache(Cache):
         self.prompt_tokens = 0
         self.prompt_lengths: tuple[int, ...] = ()
         self.seen_tokens = 0
-        self.sliding_context = 0
-        """Tokens that sliding-window layers attended to while decoding, summed over rows, layers and steps."""
+        self._sliding_context = torch.zeros((), dtype=torch.int64, device=device)
         geometry = LayerGeometry(
             batch_size=batch_size,
             num_query_heads=attention.num_query_heads,
@@ -124,6 +123,13 @@ class SparseCache(Cache):
         return len(self.layers) - len(self.handles)
 
     @property
+    def sliding_context(self) -> int:
+        """Tokens that sliding-window layers attended to while decoding, summed over active rows, layers and steps;
+        synchronises with the device.
+        """
+        return int(self._sliding_context)
+
+    @property
     def method_layers(self) -> tuple[DecodeHandle, ...]:
         """The layers that decode by the method; the rest are dense by configuration."""
         return tuple(h for h in self.handles if h.layer_idx >= self.method.dense_layers)
@@ -158,7 +164,7 @@ class SparseCache(Cache):
         self.prompt_lengths = tuple(prompt_lengths)
         self.prompt_tokens = width
         self.seen_tokens = 0
-        self.sliding_context = 0
+        self._sliding_context.zero_()
         self.rows.lengths.copy_(torch.tensor(self.prompt_lengths, dtype=torch.int32))
         self.rows.active.fill_(1)
 
@@ -178,8 +184,9 @@ class SparseCache(Cache):
             if self.seen_tokens - self.prompt_tokens + max(self.prompt_lengths) >= self.capacity:
                 raise ValueError(f"capacity={self.capacity}: the cache is full")
             self.rows.lengths.add_(1)
-        if self.decoding and self.layers[layer_idx].is_sliding:
-            self.sliding_context += len(self.prompt_lengths) * min(self.seen_tokens + 1, self._window)
+            if self.sliding_layers:
+                windows = self.rows.lengths.clamp(max=self._window) * self.rows.active
+                self._sliding_context.add_(self.sliding_layers * windows.sum())
         returned = super().update(key_states, value_states, layer_idx, *args, **kwargs)
         if layer_idx == self._last_layer:
             self.seen_tokens += new

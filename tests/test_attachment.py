@@ -169,6 +169,40 @@ def test_windows_of_sliding_layers_count_as_read_whole():
     assert (report.keep_io, report.keep_head) == pytest.approx((figures["keep_io"], figures["keep_head"]))
 
 
+def test_windows_of_sliding_layers_count_neither_padding_nor_rows_that_have_ended():
+    """Once all rows counted with the padded width until the last one ended: 448 tokens here."""
+    model = tiny_model(
+        "qwen2", use_sliding_window=True, sliding_window=32, layer_types=["sliding_attention", "full_attention"]
+    )
+    engine = ffd.Engine(model, EXACT, capacity=200, batch_size=2)
+    prompts = [random_prompt(100), random_prompt(10, seed=1)]
+    stop = engine.generate(prompts, 20).tokens[1][3]
+    generation = engine.generate(prompts, 20, [stop])
+    steps = [len(row) - 1 for row in generation.tokens]
+    assert steps[1] < steps[0]
+    expected = sum(min(len(p) + i + 1, 32) for p, n in zip(prompts, steps, strict=True) for i in range(n))
+    assert generation.ledger.sliding_context == expected
+    assert generation.ledger.layers[0].context == sum(
+        len(p) + i + 1 for p, n in zip(prompts, steps, strict=True) for i in range(n)
+    )
+
+
+def test_a_prefill_that_raises_leaves_a_report_of_no_step():
+    """Once it expected minus as many layer-steps as the prompt has tokens, and called itself incomplete."""
+    model = tiny_model("llama")
+
+    def broken(*_):
+        raise RuntimeError("broken layer")
+
+    with ffd.attach(model, EXACT) as attached:
+        hook = model.model.layers[1].register_forward_pre_hook(broken)
+        with pytest.raises(RuntimeError, match="broken layer"):
+            model.generate(torch.tensor([random_prompt(30)]), max_new_tokens=5, do_sample=False)
+        hook.remove()
+        report = attached.report()
+    assert (report.expected_steps, report.complete, report.sparsity) == (0, True, None)
+
+
 def test_report_before_generate_is_an_error():
     model = tiny_model("llama")
     with ffd.attach(model, EXACT) as attached, pytest.raises(RuntimeError, match="generate has not been called"):

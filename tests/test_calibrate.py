@@ -193,6 +193,17 @@ def test_bad_requests_give_one_line(
     assert message in capsys.readouterr().err.strip().splitlines()[-1]
 
 
+def test_a_calibration_without_prompts_to_check_on_comes_to_its_end(
+    tiny_folder: Any, tmp_path: Any, monkeypatch: Any
+) -> None:
+    """Once it fitted all margins, then failed for want of a held-out figure to log."""
+    arguments = ["runner=calibrate", *SMALL_FFD, *common(tiny_folder, tmp_path), "calibrate.holdout=0"]
+    assert invoke(arguments, monkeypatch) == 0
+    summary = summary_of(the_run(tmp_path))
+    assert summary["status"] == "complete"
+    assert summary["held_out"] is None
+
+
 def test_the_search_finds_the_nearest_value() -> None:
     tried: list[float] = []
 
@@ -263,6 +274,17 @@ def test_methods_are_matched_at_a_measured_cost(tiny_folder: Any, tmp_path: Any,
     assert "calibration prompts" in capsys.readouterr().err
     assert invoke(["match.keep_io=0.6", "method=dense", *common(tiny_folder, tmp_path)], monkeypatch) == 0
     assert "method dense reads everything and is left as it is" in capsys.readouterr().err
+
+
+def test_a_match_belongs_to_its_precision(tiny_folder: Any, tmp_path: Any, monkeypatch: Any) -> None:
+    """Once a match in bfloat16 took what had been recorded, and found, in float32."""
+    for dtype in ("float32", "bfloat16"):
+        arguments = ["match.keep_io=0.6", "match.samples=1", f"model.dtype={dtype}", "method=topk"]
+        assert invoke([*arguments, *common(tiny_folder, tmp_path)], monkeypatch) == 0
+    (first, second) = sorted((tmp_path / "match" / "traces").iterdir())
+    dtypes = {Trace.load(next(f.glob("*.safetensors"))).queries[0].dtype for f in (first, second)}
+    assert dtypes == {torch.float32, torch.bfloat16}
+    assert len(list((tmp_path / "match").glob("topk-*.json"))) == 2
 
 
 def test_a_target_out_of_reach_is_an_error_and_remembered(

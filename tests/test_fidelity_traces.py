@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -116,3 +117,31 @@ def test_a_file_that_is_no_trace_is_said_so(tmp_path: Path, described: str, said
     save_file({"x": torch.zeros(1)}, tmp_path / "t.safetensors", metadata={"trace": described})
     with pytest.raises(ValueError, match=re.escape(said)):
         Trace.load(tmp_path / "t.safetensors")
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (
+            lambda t: {"queries": {1: t.queries[1]}},
+            "expected keys, queries and values or none for each of layers [0, 1]",
+        ),
+        (lambda t: {"values": {0: t.values[0]}}, "expected keys, queries and values or none for each of layers [0, 1]"),
+        (lambda t: {"lengths": t.lengths[:0], "active": t.active[:0]}, "lengths of shape [0, 2]"),
+        (lambda t: {"lengths": t.lengths[1:], "active": t.active[1:]}, "queries of other steps or rows"),
+        (lambda t: {"lengths": t.lengths + 50}, "keys"),
+        (lambda t: {"lengths": t.lengths * 0 + 1}, "lengths to 1 beside prompts"),
+        (lambda t: {"scale": "x"}, "scale x"),
+    ],
+)
+def test_a_trace_whose_parts_do_not_fit_is_said_so(tmp_path: Path, change: Any, said: str) -> None:
+    """Once these were errors of torch in the middle of a replay, and two of them figures.
+
+    Values of one layer alone had the other's keys serve as its values; lengths below the prompt's gave no step at all.
+    """
+    trace = recorded()[0]
+    path = tmp_path / "t.safetensors"
+    replace(trace, **change(trace)).save(path)
+    with pytest.raises(ValueError, match=re.escape("damaged trace (")) as refused:
+        Trace.load(path)
+    assert said in str(refused.value)

@@ -79,6 +79,12 @@ def why_null(state: FidelityState, metric: str) -> str | None:
     return None
 
 
+def broken_output(state: FidelityState) -> str | None:
+    """What was wrong with the method's outputs, NaN for one, or None where all that were observed are numbers."""
+    metric = "output_rel_error"
+    return why_null(state, metric) if int(state.excluded[INDEX[metric]].sum()) else None
+
+
 def distribution(pairs: Tensor) -> dict[str, float | None]:
     """Minimum, percentiles, maximum and (population) standard deviation over the pairs that have a value."""
     values = pairs[~pairs.isnan()].flatten()

@@ -55,7 +55,9 @@ class ForcedScores:
             name: [a + b for a, b in zip(padded(getattr(self, name)), padded(getattr(other, name)), strict=True)]
             for name in _SUMS
         }
-        return ForcedScores(**sums, kl_max=max(self.kl_max, other.kl_max))
+        # Python's max drops a NaN that comes second, and a mean that is NaN would stand beside a largest value of 0.
+        largest = max(self.kl_max, other.kl_max, key=lambda kl: (math.isnan(kl), kl))
+        return ForcedScores(**sums, kl_max=largest)
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready; `from_dict` restores the same floats."""

@@ -108,7 +108,7 @@ class Trace:
             return {x: tensors[f"{kind}.{x}"] for x in about["layers"] if f"{kind}.{x}" in tensors}
 
         try:
-            return cls(
+            trace = cls(
                 scale=about["scale"],
                 keys=of("keys"),
                 values=of("values"),
@@ -121,6 +121,28 @@ class Trace:
             )
         except KeyError as error:
             raise ValueError(f"{path}: damaged trace (no {error.args[0]})") from None
+        problem = _problem(trace, about["layers"])
+        if problem is not None:
+            raise ValueError(f"{path}: damaged trace ({problem})")
+        return trace
+
+
+def _problem(trace: Trace, layers: Sequence[int]) -> str | None:
+    """What keeps a trace from being replayed: a part that is missing, or sizes that do not fit together."""
+    named = set(layers)
+    if not named or set(trace.keys) != named or set(trace.queries) != named or set(trace.values) not in (set(), named):
+        return f"expected keys, queries and values or none for each of layers {list(layers)}, at least one"
+    if not isinstance(trace.scale, int | float):
+        return f"scale {trace.scale}"
+    steps, rows = trace.lengths.shape if trace.lengths.ndim == 2 else (0, 0)
+    if not steps or trace.active.shape != trace.lengths.shape or trace.prompt_lengths.shape != (rows,):
+        return f"lengths of shape {list(trace.lengths.shape)}"
+    if any(queries.shape[:2] != (steps, rows) for queries in trace.queries.values()):
+        return f"queries of other steps or rows than its lengths, {steps} by {rows}"
+    held = min(keys.shape[2] for keys in trace.keys.values())
+    if bool((trace.lengths <= trace.prompt_lengths).any()) or int(trace.lengths.max()) > held:
+        return f"lengths to {int(trace.lengths.max())} beside prompts and {held} keys"
+    return None
 
 
 def _described(text: str) -> dict[str, Any]:
@@ -129,7 +151,8 @@ def _described(text: str) -> dict[str, Any]:
         about = json.loads(text)
     except ValueError:
         return {}
-    return about if isinstance(about, dict) else {}
+    layers = about.get("layers") if isinstance(about, dict) else None
+    return about if isinstance(layers, list) and all(isinstance(layer, int) for layer in layers) else {}
 
 
 class TraceRecorder:

@@ -51,17 +51,7 @@ def method_class(name: str) -> type[Method]:
     """
     module_name, _, class_name = name.partition(":")
     if class_name:
-        try:
-            module = importlib.import_module(module_name)
-        except ImportError as error:
-            raise KnobError(
-                f"method={name}: cannot import {module_name} ({error}); expected a module that Python finds, "
-                "e.g. in a folder that PYTHONPATH names"
-            ) from error
-        found = getattr(module, class_name, None)
-        if not (isinstance(found, type) and issubclass(found, Method)):
-            raise KnobError(f"method={name}: {module_name} has no subclass of ffd.methods.Method named {class_name}")
-        return found
+        return _from_elsewhere(name, module_name, class_name)
     if name not in method_names():
         raise KnobError(f"method={name}: expected one of {', '.join(method_names())}, or package.module:ClassName")
     module = importlib.import_module(f"{__name__}.{name}")
@@ -69,6 +59,26 @@ def method_class(name: str) -> type[Method]:
         if isinstance(candidate, type) and issubclass(candidate, Method) and vars(candidate).get("name") == name:
             return candidate
     raise KnobError(f"method={name}: module {module.__name__} defines no Method named {name}")
+
+
+def _from_elsewhere(name: str, module_name: str, class_name: str) -> type[Method]:
+    if not all(part.isidentifier() for part in module_name.split(".")):
+        raise KnobError(f"method={name}: expected package.module:ClassName, the module by its full name")
+    try:
+        module = importlib.import_module(module_name)
+    except Exception as error:  # whatever a user's module raises while it is imported
+        said = str(error) if isinstance(error, ImportError) else f"{type(error).__name__}: {error}"
+        raise KnobError(
+            f"method={name}: cannot import {module_name} ({said}); expected a module that Python finds, "
+            "e.g. in a folder that PYTHONPATH names"
+        ) from error
+    found = getattr(module, class_name, None)
+    if not (isinstance(found, type) and issubclass(found, Method)):
+        raise KnobError(f"method={name}: {module_name} has no subclass of ffd.methods.Method named {class_name}")
+    missing = [*sorted(found.__abstractmethods__), *(() if hasattr(found, "name") else ("name",))]
+    if missing:
+        raise KnobError(f"method={name}: {class_name} does not define {', '.join(missing)}; see CONTRIBUTING.md")
+    return found
 
 
 def create(name: str, knobs: Mapping[str, Any] | None = None) -> Method:
