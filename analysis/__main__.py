@@ -120,7 +120,7 @@ def _parser() -> argparse.ArgumentParser:
     common = argparse.ArgumentParser(add_help=False)
     common.add_argument("--out", type=Path, default=Path("outputs"), help="folder of results (default: outputs)")
     sized = argparse.ArgumentParser(add_help=False, parents=[common])
-    sized.add_argument("--size", choices=SIZES, help="size of the recipes to show (default: the largest that was run)")
+    sized.add_argument("--size", choices=SIZES, help="size of the recipes to show (default: the largest with results)")
     for name, command, text in (
         ("tables", _tables, "write the paper's tables as Markdown, LaTeX and CSV"),
         ("figures", _figures, "write the paper's figures as SVG with their data"),

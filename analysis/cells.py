@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 MARKS: Mapping[str, str] = {
-    "missing": "no run has this cell",
+    "missing": "asked for, and no run has it",
     "failed": "the run ended by an error",
     "partial": "the run, or the average, does not cover all that was asked for",
     "invalid": "the run broke a rule that makes its numbers comparable",

@@ -131,8 +131,8 @@ def _drawn(method: str, timings: Sequence[Timing]) -> Collection[float | None]:
 
 
 def devices(timings: Sequence[Timing]) -> str:
-    """Names of the devices behind the times."""
-    return ", ".join(dict.fromkeys(t.device for t in timings))
+    """Names of the devices behind the times; of a committed record its revision too."""
+    return ", ".join(dict.fromkeys(f"{t.record}, committed" if t.record else t.device for t in timings))
 
 
 def roof(timings: Sequence[Timing]) -> float | None:

@@ -13,6 +13,8 @@ from typing import Any
 from analysis.shapes import is_sample, run_problem
 
 STATUSES = ("complete", "partial", "failed", "invalid")
+_NO_DATA = "no data for "
+"""Begins the reason of a run that came to its end without some tasks (`experiments.accuracy`)."""
 RANDOM_PREFIX = "random-"
 """Names of models without trained weights begin with it (`experiments.random_model`)."""
 
@@ -40,6 +42,11 @@ class Run:
     def reason(self) -> str | None:
         """Why the run is not complete."""
         return self.summary.get("reason")
+
+    @property
+    def finished(self) -> bool:
+        """Whether it has run all that it could: complete, or lacking only tasks whose data is not there."""
+        return self.status == "complete" or (self.status == "partial" and (self.reason or "").startswith(_NO_DATA))
 
     @property
     def runner(self) -> str:
@@ -137,14 +144,6 @@ class Outputs:
     sweeps: tuple[Sweep, ...]
     skipped: tuple[str, ...]
     """One line for every folder or file that could not be read."""
-
-    def experiment(self, name: str, size: str | None = None) -> Sweep | None:
-        """The largest sweep recorded for a recipe, or the one of ``size``."""
-        found = {s.size: s for s in self.sweeps if s.experiment == name}
-        for candidate in (size,) if size else ("paper", "small", "smoke"):
-            if candidate in found:
-                return found[candidate]
-        return None
 
 
 class LoadError(ValueError):

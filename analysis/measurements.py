@@ -25,6 +25,18 @@ class Timing:
     model: str
     """What was timed, weights included."""
     row: Mapping[str, Any]
+    record: str | None = None
+    """Of a committed record, GPU and revision; None for what was measured into this outputs folder."""
+
+    @property
+    def subject(self) -> str:
+        """Beginning of a table's heading: who measured, and on what."""
+        return f"your runs: {self.device}" if self.record is None else f"committed {self.origin}: {self.record}"
+
+    @property
+    def mark(self) -> str:
+        """End of a row's name: nothing for one's own."""
+        return "" if self.record is None else f" (committed: {self.record})"
 
 
 def kernel_timings(outputs: Outputs) -> list[Timing]:
@@ -67,7 +79,7 @@ def _timings(outputs: Outputs, field: str, block: str = "rows") -> list[Timing]:
         return found
     # A CPU's times do not stand in for a GPU's record.
     recorded = _records(outputs.root / "measurements", field, block) or _records(COMMITTED, field, block)
-    return [*recorded, *found]
+    return [*found, *recorded]
 
 
 def _records(folder: Path, field: str, block: str) -> list[Timing]:
@@ -82,10 +94,12 @@ def _records(folder: Path, field: str, block: str) -> list[Timing]:
         if not isinstance(rows, list):
             continue  # records of other kinds lie here too
         gpu, model = str(record.get("gpu", "-")), str(record.get("model", ""))
+        revision = f", revision {str(record['revision'])[:7]}" if record.get("revision") else ""
+        made = gpu + revision if folder == COMMITTED else None
         for number, row in enumerate(rows):
             problem = row_problem(row)
             if problem is not None:
                 raise LoadError(f"{path}: row {number} of {block} {problem}")
             if field in row:
-                found.append(Timing(path.name, gpu, model, row))
+                found.append(Timing(path.name, gpu, model, row, made))
     return found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 
@@ -18,7 +19,8 @@ _STYLE = """
 :root { color-scheme: light dark; --line: #8884; --soft: #8882; --bad: #b3402a; --paper: #2a6f97; }
 @media (prefers-color-scheme: dark) { :root { --bad: #ff8a70; --paper: #7cc0e8; } }
 body { font: 15px/1.5 system-ui, sans-serif; max-width: 70rem; margin: 0 auto; padding: 1rem; }
-h1 { font-size: 1.5rem; } h2 { font-size: 1.15rem; margin: 2.2rem 0 .3rem; }
+h1 { font-size: 1.5rem; } h2 { font-size: 1.3rem; margin: 3rem 0 .3rem; border-bottom: 2px solid var(--line); }
+h3 { font-size: 1.1rem; margin: 2.2rem 0 .3rem; } nav b { display: block; margin-top: .5rem; }
 nav { columns: 15rem; font-size: .9rem; } nav a { display: block; }
 .scroll { overflow-x: auto; }
 table { border-collapse: separate; border-spacing: 0; font-variant-numeric: tabular-nums; font-size: .9rem; }
@@ -34,36 +36,82 @@ figure { margin: 1.5rem 0; } figure svg { max-width: 100%; height: auto; backgro
 """
 
 
+_OWN, _COMMITTED, _NOT_RUN = "Your runs", "Committed records: the authors' measurements, not yours", "Not run here"
+"""Parts of the page, in this order."""
+
+
 def write_report(outputs: Outputs, size: str | None = None) -> Path:
     """Write ``analysis/report.html`` under the outputs folder; returns its path."""
     tables, figures = build_tables(outputs, size), build_figures(outputs, size)
     return write_text(outputs.root / "analysis" / "report.html", page(outputs, tables, figures))
 
 
-def page(outputs: Outputs, tables: list[Table], figures: list[Figure]) -> str:
-    """The whole page."""
+def page(outputs: Outputs, tables: Sequence[Table], figures: Sequence[Figure]) -> str:
+    """The whole page: one's own runs first, then what only committed records have, then what nobody has run."""
     counts = {
         s: sum(run.status == s for run in outputs.runs.values()) for s in ("complete", "partial", "failed", "invalid")
     }
     told = ", ".join(f"{count} {status}" for status, count in counts.items() if count) or "none"
-    links = ['<a href="#runs">Every run</a>']
-    links += [f'<a href="#{item.name}">{escape(item.title)}</a>' for item in tables]
-    links += [f'<a href="#figure-{item.name}">Figure: {escape(item.title)}</a>' for item in figures]
     skipped = "".join(f"<li>{escape(line)}</li>" for line in outputs.skipped)
+    parts = _parts(outputs, tables, figures)
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f"<title>ffd: results</title><style>{_STYLE}</style></head><body>"
-        f"<h1>ffd: results beside the paper's</h1><p>{len(outputs.runs)} runs: {told}. Each cell: our number, "
+        f"<h1>ffd: results beside the paper's</h1><p>{len(outputs.runs)} runs: {told}. Each cell: the number measured, "
         'its 95 % interval and n, what is wrong with it <span class="mark">in red</span>, and '
-        '<span class="paper">the paper\'s number</span>. Hover a number for its runs.</p>'
+        '<span class="paper">the paper\'s number</span>; "-" was not asked for. Rows marked (committed: ...) are the '
+        "authors' records, with their GPU and revision. Hover a number for its runs.</p>"
         + (f"<ul>{skipped}</ul>" if skipped else "")
-        + f"<nav>{''.join(links)}</nav>"
-        + _runs(outputs)
-        + "".join(_table(table) for table in tables)
-        + "".join(_figure(figure) for figure in figures)
+        + f"<nav>{''.join(_links(title, items) for title, items in parts)}</nav>"
+        + "".join(_part(outputs, title, items) for title, items in parts)
         + "</body></html>\n"
     )
+
+
+def _parts(
+    outputs: Outputs, tables: Sequence[Table], figures: Sequence[Figure]
+) -> list[tuple[str, list[Table | Figure]]]:
+    own = {*outputs.runs, *(path.name for path in (outputs.root / "measurements").glob("*.json"))}
+    parts: dict[str, list[Table | Figure]] = {_OWN: [], _COMMITTED: [], _NOT_RUN: []}
+    mixed: list[Table | Figure] = []
+    for item in (*tables, *figures):
+        origins = _origins(item)
+        if not origins:
+            parts[_NOT_RUN].append(item)
+        elif origins <= own:
+            parts[_OWN].append(item)
+        elif origins & own:
+            mixed.append(item)
+        else:
+            parts[_COMMITTED].append(item)
+    parts[_OWN] += mixed
+    return list(parts.items())
+
+
+def _origins(item: Table | Figure) -> set[str]:
+    """Runs and records behind a table or figure."""
+    if isinstance(item, Table):
+        return {run_id for cell in item.cells for run_id in cell.run_ids}
+    # A histogram or grid is of one run, which its label names.
+    return {name for series in item.series if not series.bound for name in series.names or (series.label,)}
+
+
+def _links(title: str, items: Sequence[Table | Figure]) -> str:
+    links = [f"<b>{escape(title)}</b>"] if items or title == _OWN else []
+    if title == _OWN:
+        links.append('<a href="#runs">Every run</a>')
+    for item in items:
+        anchor, kind = ("figure-", "Figure: ") if isinstance(item, Figure) else ("", "")
+        links.append(f'<a href="#{anchor}{item.name}">{kind}{escape(item.title)}</a>')
+    return "".join(links)
+
+
+def _part(outputs: Outputs, title: str, items: Sequence[Table | Figure]) -> str:
+    if not items and title != _OWN:
+        return ""
+    shown = "".join(_figure(item) if isinstance(item, Figure) else _table(item) for item in items)
+    return f"<h2>{escape(title)}</h2>{_runs(outputs) if title == _OWN else ''}{shown}"
 
 
 def _runs(outputs: Outputs) -> str:
@@ -73,7 +121,7 @@ def _runs(outputs: Outputs) -> str:
         f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in cells(run))}</tr>" for run in outputs.runs.values()
     )
     body = f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>" if rows else ""
-    return f'<section id="runs"><h2>Every run</h2><div class="scroll">{body}</div></section>'
+    return f'<section id="runs"><h3>Every run</h3><div class="scroll">{body}</div></section>'
 
 
 def _table(table: Table) -> str:
@@ -91,7 +139,7 @@ def _table(table: Table) -> str:
     runs = ", ".join(f"<code>{escape(run_id)}</code>" for run_id in ids)
     plural = "" if len(ids) == 1 else "s"
     return (
-        f'<section id="{table.name}"><h2>{escape(table.title)}</h2>{heading}{body}'
+        f'<section id="{table.name}"><h3>{escape(table.title)}</h3>{heading}{body}'
         + (f"<ul>{notes}</ul>" if notes else "")
         + (f"<details><summary>{len(ids)} run{plural}</summary>{runs}</details>" if ids else "")
         + "</section>"
@@ -115,4 +163,4 @@ def _figure(figure: Figure) -> str:
     # Inside the page: no XML prologue, and ids that do not meet those of the other figures.
     drawn = drawn[drawn.index("<svg") :]
     drawn = re.sub(r'(id="|url\(#|href="#)', rf"\g<1>{figure.name}-", drawn)
-    return f'<figure id="figure-{figure.name}"><h2>{escape(figure.title)}</h2>{drawn}</figure>'
+    return f'<figure id="figure-{figure.name}"><h3>{escape(figure.title)}</h3>{drawn}</figure>'

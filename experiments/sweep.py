@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from experiments.errors import FAILED_EXIT, INTERRUPTED_EXIT, UsageError
 from experiments.files import held_alone
@@ -15,6 +13,7 @@ from experiments.job import Outcome
 from experiments.jobs import CONF, Job, dropped_lines, plan
 from experiments.launch import launch_by_hydra, launch_here
 from experiments.recipes import ALL, Recipe, load_recipe, names
+from experiments.sweep_record import folder_of, is_plan, names_runs, write_record
 from experiments.sweep_table import print_sweep
 
 _FLAGS = ("-m", "--multirun")
@@ -80,7 +79,7 @@ class Sweep:
         self.launcher = list(dict.fromkeys(a for line in sweeps for a in line if _is_launcher(a)))
         out, _ = _take(sweeps[0], "out")
         self.root = Path(out or "outputs")
-        self.folder = self.root / "sweeps" / name
+        self.folder = folder_of(self.root, name, plan=is_plan(sweeps))
         lines = [[a for a in line if not _is_launcher(a)] for line in sweeps]
         self.jobs = [Job(tuple(line)) for line in lines] if recipe and recipe.skip else plan(lines)
         # Unless it was run, a job's outcome is that it was not.
@@ -99,6 +98,8 @@ class Sweep:
             with held_alone(self.folder / ".lock", f"{self.name} in out={self.root}"):
                 return self._run()
         self.folder.parent.mkdir(parents=True, exist_ok=True)
+        if not names_runs(self.folder.with_suffix(".json")):
+            self._record()
         return self._end()
 
     def _run(self) -> int:
@@ -114,10 +115,10 @@ class Sweep:
             self._record()
             print_sweep(self.name, self.jobs, self.outcomes, self.root)
             return INTERRUPTED_EXIT
+        self._record()
         return self._end()
 
     def _end(self) -> int:
-        self._record()
         print_sweep(self.name, self.jobs, self.outcomes, self.root)
         return FAILED_EXIT if any(o.status in ("failed", "missing") for o in self.outcomes) else 0
 
@@ -138,20 +139,7 @@ class Sweep:
         self._record()
 
     def _record(self) -> None:
-        from experiments.files import write_atomically
-
-        jobs = [
-            {"overrides": list(job.overrides), "dropped": list(job.dropped), **vars(outcome)}
-            for job, outcome in zip(self.jobs, self.outcomes, strict=True)
-        ]
-        record: dict[str, Any] = {
-            "name": self.name,
-            "experiment": self.recipe.name if self.recipe else None,
-            "size": self.recipe.size if self.recipe else None,
-            "jobs": jobs,
-        }
-        data = json.dumps(record, indent=2, ensure_ascii=False) + "\n"
-        write_atomically(self.folder.with_suffix(".json"), data.encode())
+        write_record(self.folder.with_suffix(".json"), self.name, self.recipe, self.jobs, self.outcomes)
 
 
 def _is_launcher(argument: str) -> bool:

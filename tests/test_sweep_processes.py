@@ -54,8 +54,11 @@ def test_a_dry_run_says_what_each_job_plans_and_calls_none_complete(sweep, tmp_p
     process = start([*sweep, "method=dense,ffd", f"out={tmp_path}", "dry_run=true"])
     printed = process.communicate(timeout=300)[0]
     assert process.returncode == 0, printed
-    assert [job["status"] for job in record(tmp_path)] == ["planned", "planned"]
-    assert all("4 samples to run, " in job["reason"] and "about" in job["reason"] for job in record(tmp_path))
+    (plan,) = (tmp_path / "sweeps").glob("*/plan.json")  # apart from the record of what was run
+    assert not list((tmp_path / "sweeps").glob("*.json"))
+    jobs = json.loads(plan.read_text())["jobs"]
+    assert [job["status"] for job in jobs] == ["planned", "planned"]
+    assert all("4 samples to run, " in job["reason"] and "about" in job["reason"] for job in jobs)
     assert "job-000.log" in printed.splitlines()[0]
     assert printed.count("4 samples to run, ") >= 2
     assert not list((tmp_path / "runs").glob("*/samples.jsonl"))

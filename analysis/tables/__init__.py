@@ -14,7 +14,7 @@ def build_tables(outputs: Outputs, size: str | None = None) -> list[Table]:
     outputs
         What was run.
     size
-        smoke, small or paper; None takes the largest that was run, recipe by recipe.
+        smoke, small or paper; None takes the largest with results, recipe by recipe (`analysis.sizes`).
     """
     from analysis.tables.accuracy import accuracy_tables
     from analysis.tables.selection import selection_tables

@@ -8,11 +8,11 @@ from typing import Any
 from analysis.cells import Cell, Table
 from analysis.comparison import MARGIN, compare, verdict
 from analysis.labels import label
-from analysis.load import Outputs
+from analysis.load import Outputs, Run
 from analysis.pairing import PairingError
 from analysis.published import Published, of_artifact, quotations
 from analysis.stats import Result
-from analysis.tables.sources import Recipe, Source, recipe
+from analysis.tables.sources import NOT_ASKED, Recipe, Source, recipe
 
 _AVERAGES = {"average": "average", "macro": "macro (mean of categories)"}
 _PUBLISHED_AVERAGES = ("avg", "avg over six categories")
@@ -65,7 +65,7 @@ def _only_published(lines: Sequence[Published], own: Sequence[Source]) -> list[S
         method = line.as_method()
         if method is not None and not any(line.is_of(s.method) for s in own):
             methods.setdefault(label(method), method)
-    return [Source(name, method, None, "missing", "no job") for name, method in methods.items()]
+    return [Source(name, method, None, NOT_ASKED, None) for name, method in methods.items()]
 
 
 def _accuracy(source: Source) -> Mapping[str, Any]:
@@ -80,7 +80,10 @@ def _score(source: Source, task: str, lines: Sequence[Published]) -> Cell:
         return source.cell(None, **beside)
     entry = _accuracy(source).get(task)
     if entry is None and task not in _accuracy(source):
-        return source.cell(None, reason=f"{task}: not among the tasks that were run", marks=("missing",), **beside)
+        why = _unfinished(source.run, task)
+        if why is None:
+            return Cell(**beside)
+        return source.cell(None, reason=f"{source.label}: {task}: {why}", marks=("missing",), **beside)
     if isinstance(entry, Mapping):
         interval = entry.get("ci95")
         bounds = None if interval is None else (float(interval[0]), float(interval[1]))
@@ -91,6 +94,17 @@ def _score(source: Source, task: str, lines: Sequence[Published]) -> Cell:
     partial = bool(_accuracy(source).get("average_partial"))
     n = (source.run.summary.get("average_samples") or {}).get(task)
     return source.cell(entry, n=n, marks=source.marks(partial_average=partial), **beside)
+
+
+def _unfinished(run: Run, task: str) -> str | None:
+    """Why a task that the run was asked for has no score; None where it was not asked for it."""
+    for skipped in run.summary.get("skipped") or ():
+        if isinstance(skipped, Mapping) and skipped.get("task") == task:
+            return str(skipped.get("reason"))
+    asked = (run.summary.get("task") or {}).get("tasks")
+    if run.finished or (asked is not None and task not in asked):
+        return None
+    return run.reason or run.status
 
 
 def _is_task(line: Published, task: str) -> bool:

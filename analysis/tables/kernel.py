@@ -60,20 +60,20 @@ def _grid(
     usual = usual_geometry(timings)
     selecting = {t.row["method"] for t in timings if t.row.get("kept_target") not in (None, 1.0)}
     columns: dict[str, None] = {}
-    cells: dict[str, dict[float | None, dict[str, Cell]]] = {}
+    cells: dict[tuple[str, str], dict[float | None, dict[str, Cell]]] = {}
     for timing in timings:
         method, target = timing.row["method"], timing.row.get("kept_target")
         columns[method] = None
-        own = cells.setdefault(place(timing.row, usual), {}).setdefault(target if method in selecting else None, {})
+        shares = cells.setdefault((place(timing.row, usual), timing.mark), {})
+        own = shares.setdefault(target if method in selecting else None, {})
         number, beside = value(timing)
         own.setdefault(method, Cell(number, digits, run_ids=(timing.origin,), **beside))
-    missing = Cell(marks=("missing",), reason="not every method was timed at every shape and share")
     rows = []
-    for where, shares in cells.items():
+    for (where, mark), shares in cells.items():
         always = shares.pop(None, {})
         for share, own in sorted(shares.items()) or [(None, {})]:
             shown = where if share is None else f"{where}, {100 * share:g} % kept"
-            rows.append((shown, tuple((always | own).get(column, missing) for column in columns)))
+            rows.append((shown + mark, tuple((always | own).get(column, Cell()) for column in columns)))
     return Table(name, title, tuple(columns), tuple(rows), heading(timings, usual), tuple(notes))
 
 
@@ -83,9 +83,9 @@ def _launches(timings: Sequence[Timing]) -> Table:
     columns = tuple(dict.fromkeys(" ".join(t.row["step"]) for t in timings))
     cells: dict[str, dict[str, Cell]] = {}
     for label, timing in zip(timing_labels(timings), timings, strict=True):
-        own = cells.setdefault(f"{place(timing.row, usual)} {label}", {})
+        own = cells.setdefault(f"{place(timing.row, usual)} {label}{timing.mark}", {})
         own.setdefault(" ".join(timing.row["step"]), Cell(float(timing.row["time_us"]), 1, run_ids=(timing.origin,)))
-    rows = tuple((where, tuple(own.get(column, Cell(marks=("missing",))) for column in columns))
+    rows = tuple((where, tuple(own.get(column, Cell()) for column in columns))
                  for where, own in cells.items())  # fmt: skip
     return Table("kernel_stages", "Launches of one decode step, each alone, us", columns, rows, heading(timings, usual))
 
@@ -96,9 +96,9 @@ def _components(timings: Sequence[Timing]) -> Table:
     cells: dict[str, dict[str, Cell]] = {}
     for timing in timings:
         scan, rule, path = grid_point(timing.row["method"])
-        own = cells.setdefault(f"{place(timing.row, usual)}, {scan}, {path}", {})
+        own = cells.setdefault(f"{place(timing.row, usual)}, {scan}, {path}{timing.mark}", {})
         own.setdefault(rule, Cell(float(timing.row["time_us"]), 1, run_ids=(timing.origin,)))
-    rows = tuple((where, tuple(own.get(r, Cell(marks=("missing",))) for r in RULES)) for where, own in cells.items())
+    rows = tuple((where, tuple(own.get(r, Cell()) for r in RULES)) for where, own in cells.items())
     title = "One decode step by precision of the scan, rule and path at 27.3 % kept, us"
     return Table("kernel_components", title, RULES, rows, heading(timings, usual))
 
@@ -127,7 +127,7 @@ def place(row: Mapping[str, Any], usual: tuple[Any, ...]) -> str:
 def heading(timings: Sequence[Timing], usual: tuple[Any, ...]) -> tuple[str, ...]:
     """What holds for every row that does not say otherwise."""
     common = "Hq={} Hkv={} d={} {}".format(*usual) if usual else ""
-    return tuple(dict.fromkeys(f"ours: {t.device}, {common}, cold L2" for t in timings)) or (_COMMAND,)
+    return tuple(dict.fromkeys(f"{t.subject}, {common}, cold L2" for t in timings)) or (_COMMAND,)
 
 
 def quoted(timing: Timing, lines: Sequence[Published]) -> list[Published]:

@@ -9,7 +9,7 @@ from typing import Any
 from analysis.cells import Cell, Table
 from analysis.load import Outputs, Run
 from analysis.published import of_artifact, quotations
-from analysis.tables.sources import Recipe, Source, recipe
+from analysis.tables.sources import NOT_ASKED, Recipe, Source, recipe
 
 _QUALITY = (
     ("kept (loaded)", "sparsity.keep_io", 4),
@@ -49,6 +49,8 @@ def _figure(source: Source, path: str, digits: int, **fields: Any) -> Cell:
     value = source.run.figure(path)
     if value is None and source.status == "complete":
         why = (source.run.summary.get("null_reasons") or {}).get(path)
+        if why is None and path.partition(".")[0] not in source.run.summary:
+            return Cell(None, digits, run_ids=(source.run.run_id,))  # its runner was not asked for it
         if why is None:
             return source.cell(None, reason=f"{path}: not measured by runner={source.run.runner}", **fields)
         # Undefined for a reason of its own, which is not a fault of the run.
@@ -78,7 +80,7 @@ def _headwise(left: Recipe) -> Table:
     ):
         quoted = lines[setting, metric]
         beside = {"published": quoted.text, "source": quoted.source}
-        sources: Sequence[Source] = left.sources or (Source("ffd", {"name": "ffd"}, None, "missing", left.problem),)
+        sources: Sequence[Source] = left.sources or (Source("ffd", {"name": "ffd"}, None, NOT_ASKED, None),)
         rows.append((label, tuple(_head_figure(s, setting, metric, beside) for s in sources)))
     labels = tuple(s.label for s in left.sources) or ("ffd",)
     return Table("headwise", "Kept share over layer-head pairs", labels, tuple(rows), left.heading)

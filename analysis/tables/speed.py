@@ -12,6 +12,7 @@ from analysis.published import Published, of_artifact, quotations
 from analysis.tables.kernel import kernel_tables
 from analysis.tables.throughput import throughput_tables
 
+_COMMAND = "python run.py experiment=component_speed"
 _VARIANTS = {
     "V1": ("16-bit scan, top-k, not fused", "component 16 bit topk decoupled"),
     "V2": ("16-bit scan, top-delta, not fused", "component 16 bit topdelta decoupled"),
@@ -31,7 +32,7 @@ def _conditions(timing: Timing) -> str:
     """What a time depends on beside the table's axes."""
     row = timing.row
     geometry = f"Hq={row['Hq']} Hkv={row['Hkv']} d={row['d']} {row['dtype']}" if "Hkv" in row else timing.model
-    parts = (timing.device, geometry, f"{row['l2']} L2" if "l2" in row else "")
+    parts = (timing.subject, geometry, f"{row['l2']} L2" if "l2" in row else "")
     return ", ".join(part for part in parts if part)
 
 
@@ -42,33 +43,39 @@ def _components(steps: Sequence[Timing]) -> Table:
     rows: list[tuple[str, tuple[Cell, ...]]] = []
     for variant, (meaning, method) in _VARIANTS.items():
         quoted = lines[variant]
-        rows.append((f"{variant}: {meaning}", (_component(steps, method, quoted),)))
+        rows.append(_component(f"{variant}: {meaning}", steps, method, quoted))
     for method in ("component 2 bit topk fused", "ffd", "dense"):
-        rows.append((method if "fused" in method else f"{method}: fused", (_component(steps, method, None),)))
+        rows.append(_component(method if "fused" in method else f"{method}: fused", steps, method, None))
     gains = [p for p in of_artifact("component_ablation", "selection_ablation") if p.metric == "speedup"]
-    notes = quotations(gains)
+    untimed = "; ".join(name for name, (cell,) in rows if cell.value is None)
+    how = (f"not timed: {untimed} ({_COMMAND})",) if steps and untimed else ()
+    notes = (*how, *quotations(gains))
     title = "Components: tokens per second, batch size 1" + (f", {steps[0].row['T']} tokens" if steps else "")
-    heading = tuple(dict.fromkeys(f"ours: {_conditions(t)}" for t in steps)) or ("not run",)
+    heading = tuple(dict.fromkeys(_conditions(t) for t in steps)) or (f"not run: {_COMMAND}",)
     return Table("component_speed", title, ("tok/s",), tuple(rows), heading, notes)
 
 
 def _most_methods(steps: Sequence[Timing]) -> Sequence[Timing]:
-    """Steps on the one device, model and length at which most methods were timed: a column compares nothing else."""
-    alike: dict[tuple[str, str, int], list[Timing]] = {}
-    for timing in steps:
-        alike.setdefault((timing.device, timing.model, timing.row["T"]), []).append(timing)
+    """Steps on the one device, model and length at which most methods were timed: a column compares nothing else.
 
-    def preference(own: list[Timing]) -> tuple[int, int]:
-        return len({timing.row["method"] for timing in own}), -abs(own[0].row["T"] - 16384)
+    Those of the outputs folder come before a committed record's.
+    """
+    alike: dict[tuple[str | None, str, str, int], list[Timing]] = {}
+    for timing in steps:
+        alike.setdefault((timing.record, timing.device, timing.model, timing.row["T"]), []).append(timing)
+
+    def preference(own: list[Timing]) -> tuple[bool, int, int]:
+        return own[0].record is None, len({timing.row["method"] for timing in own}), -abs(own[0].row["T"] - 16384)
 
     return max(alike.values(), key=preference, default=())
 
 
-def _component(steps: Sequence[Timing], method: str, quoted: Published | None) -> Cell:
+def _component(
+    name: str, steps: Sequence[Timing], method: str, quoted: Published | None
+) -> tuple[str, tuple[Cell, ...]]:
     beside: dict[str, Any] = {} if quoted is None else {"published": quoted.text, "source": quoted.source}
-    own = [t for t in steps if t.row["method"] == method]
-    if not own:
-        return Cell(
-            marks=("missing",), reason=f"{method}: not timed (python run.py experiment=component_speed)", **beside
-        )
-    return Cell(float(own[0].row["tokens_per_second"]), 1, run_ids=(own[0].origin,), **beside)
+    for timing in steps:
+        if timing.row["method"] == method:
+            cell = Cell(float(timing.row["tokens_per_second"]), 1, run_ids=(timing.origin,), **beside)
+            return name + timing.mark, (cell,)
+    return name, (Cell(**beside),)

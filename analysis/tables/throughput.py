@@ -28,7 +28,7 @@ def throughput_tables(steps: Sequence[Timing], crossings: Sequence[Timing]) -> l
     """
     lines = of_artifact("throughput", "cuda_graph")
     placed = [p for timing in steps for p in _quoted(timing, lines)]
-    notes = (*(str(c.row["says"]) for c in crossings), *quotations([p for p in lines if p not in placed]))
+    notes = (*(f"{c.row['says']}{c.mark}" for c in crossings), *quotations([p for p in lines if p not in placed]))
     heading = _heading(steps)
     title = "Tokens per second of whole decode steps"
     rows = tuple(_step_row(label, timing, steps, lines) for label, timing in _labelled(steps))
@@ -40,20 +40,22 @@ def throughput_tables(steps: Sequence[Timing], crossings: Sequence[Timing]) -> l
 
 
 def _heading(timings: Sequence[Timing]) -> tuple[str, ...]:
-    subjects = dict.fromkeys(f"ours: {t.device}, {t.model}" for t in timings)
+    subjects = dict.fromkeys(f"{t.subject}, {t.model}" for t in timings)
     return tuple(subjects) or ("not run: python run.py experiment=throughput, on a GPU",)
 
 
 def _labelled(timings: Sequence[Timing]) -> Iterator[tuple[str, Timing]]:
-    """Point, protocol and method; device, and model, where there are several. A baseline of several runs comes once."""
+    """Point, protocol, method and record; device, and model, of several. A baseline of several runs comes once."""
     subjects = {(t.device, t.model) for t in timings}
     by_device = len({device for device, _ in subjects}) == len(subjects)
     seen: set[tuple[str, str]] = set()
     for name, timing in zip(timing_labels(timings), timings, strict=True):
         row = timing.row
         unfused = " unfused" if row.get("fuse") == "false" and row["protocol"] == "fair" else ""
-        where = f" ({timing.device}" + (")" if by_device else f", {timing.model})") if len(subjects) > 1 else ""
-        label = f"B={row['B']} T={row['T']} {name}{unfused}{where}"
+        where = [] if len(subjects) < 2 else [timing.device] if by_device else [timing.device, timing.model]
+        # The mark of a record has the device already.
+        told = ", ".join(word for word in where if timing.record is None or word != timing.device)
+        label = f"B={row['B']} T={row['T']} {name}{unfused}{f' ({told})' if told else ''}{timing.mark}"
         if row["method"] != "dense" or (label, "dense") not in seen:
             seen.add((label, str(row["method"])))
             yield label, timing
