@@ -38,7 +38,7 @@ def test_help_is_short_and_answers_at_once():
         [sys.executable, "-X", "importtime", "run.py", "--help"], cwd=ROOT, capture_output=True, text=True
     )
     assert done.returncode == 0
-    assert time.monotonic() - began < 3
+    assert time.monotonic() - began < 20  # 0.4 s; generous for a loaded machine, as torch alone takes longer than that
     assert not {"torch", "transformers"} & {line.split("|")[-1].strip() for line in done.stderr.splitlines()}
     lines = done.stdout.splitlines()
     assert len(lines) <= 100  # 177 lines of defaults without a word
