@@ -51,11 +51,15 @@ def job(composed: Any) -> None:
 
 def main() -> int:
     """Run and turn every expected failure into one line and an exit code."""
+    from experiments.help import asks_for_help, help_page
     from experiments.sweep import is_sweep, run_sweep
     from experiments.under_sweep import end_with_sweep
 
     end_with_sweep()
     try:
+        if asks_for_help(sys.argv[1:]):
+            print(help_page(sys.argv[1:]), flush=True)
+            return 0
         if is_sweep(sys.argv[1:]):
             return run_sweep(sys.argv[1:])
         job()

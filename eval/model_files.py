@@ -46,6 +46,12 @@ class ModelFiles:
     """Content identity of a local model; None for the hub, whose commit is known once it answered."""
 
 
+def data_source(name: str, path: str | None) -> str | None:
+    """Source of `eval.data` that holds a model; None for a local one, and for one of the hub."""
+    origin = NAMED_MODELS.get(name) if path is None else None
+    return None if origin is None or origin.startswith("hub:") else origin
+
+
 def locate(name: str, path: str | None, revision: str | None) -> ModelFiles:
     """Find a model's files, fetching and converting what is needed.
 

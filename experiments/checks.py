@@ -6,22 +6,18 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from experiments.errors import RENAMED, UsageError, renamed
+from experiments.errors import RENAMED, UsageError, removed, renamed
 
 
 def refusal(key: str, value: Any, accepted: str) -> UsageError:
     """The error for a value that is not accepted, written as the command line writes it."""
-    return UsageError(f"{key}={_written(value)}: expected {accepted}")
+    return UsageError(f"{key}={written(value)}: expected {accepted}")
 
 
-def removed(key: str) -> UsageError:
-    """The error for a key that is not there (``~key``)."""
-    return UsageError(f"{key}: this key must not be removed from the configuration")
-
-
-def _written(value: Any) -> str:
+def written(value: Any) -> str:
+    """A value as the command line writes it."""
     if isinstance(value, list | tuple):
-        return f"[{','.join(map(_written, value))}]"
+        return f"[{','.join(map(written, value))}]"
     return {"None": "null", "True": "true", "False": "false"}.get(str(value), str(value))
 
 
@@ -84,14 +80,14 @@ def names(key: str, value: Any) -> None:
         raise refusal(key, value, "a list of names such as [vt,cwe], or null")
 
 
-def delta(value: Any) -> float:
+def delta(key: str, value: Any) -> float:
     """FFD's margin."""
     try:
         margin = float(value) if not isinstance(value, bool) else math.nan
     except (TypeError, ValueError):
         margin = math.nan
     if not margin >= 0:
-        raise refusal("delta", value, "a number >= 0 (natural-log units; inf keeps everything)")
+        raise refusal(key, value, "a number >= 0 (natural-log units; inf keeps everything)")
     return margin
 
 
@@ -108,7 +104,7 @@ def settings(values: Mapping[str, Any], key: str, known: Iterable[str]) -> dict[
     found, names = mapping(values, key), tuple(known)
     for name in found:
         if f"{key}.{name}" in RENAMED:
-            raise renamed(f"{key}.{name}", f"{key}.{name}={_written(found[name])}")
+            raise renamed(f"{key}.{name}", f"{key}.{name}={written(found[name])}")
         if name not in names:
             raise UsageError(f"{key}.{name}={found[name]}: no such key; expected one of {', '.join(names)}")
     for name in names:

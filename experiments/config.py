@@ -16,13 +16,13 @@ from experiments.checks import (
     group,
     integer,
     names,
-    removed,
     settings,
     switch,
     switches,
     text,
+    written,
 )
-from experiments.errors import UsageError
+from experiments.errors import UsageError, as_typed, one_line, removed
 from experiments.options import (
     MATCH_TARGETS,
     CalibrateOptions,
@@ -32,6 +32,7 @@ from experiments.options import (
     fidelity_options,
     match_options,
 )
+from experiments.suggestions import unknown_key
 
 RUNNERS = ("accuracy", "prompts", "fidelity", "calibrate", "kernel", "throughput")
 TRACKERS = ("wandb", "none")
@@ -149,7 +150,7 @@ def _run_config(composed: Mapping[str, Any], *, multirun: bool) -> RunConfig:
     values = dict(composed)
     for key in values:
         if key not in _KEYS:
-            raise UsageError(f"{key}={values[key]}: there is no key {key}; expected one of {', '.join(_KEYS)}")
+            raise UsageError(unknown_key(key, f"{key}={written(values[key])}"))
     method = _method(values, multirun)
     task, model = group(values, "task"), group(values, "model")
     _task_types(task)
@@ -199,14 +200,14 @@ def _method(values: Mapping[str, Any], multirun: bool) -> dict[str, Any]:
         elif not multirun:
             raise UsageError(f"{alias}={value}: method {method['name']} has no knob {alias}")
     if "delta" in method:
-        method["delta"] = delta(method["delta"])
+        method["delta"] = delta("method.delta" if values.get("delta") is None else "delta", method["delta"])
     if isinstance(method.get("deltas"), str):
         method["deltas"] = read_margins(Path(method["deltas"]), method)
     knobs = {knob: value for knob, value in method.items() if knob != "name"}
     try:
         create(method["name"], knobs)
     except KnobError as error:
-        raise UsageError(str(error)) from None
+        raise UsageError(as_typed(one_line(error), {alias: values.get(alias) for alias in ALIASES})) from None
     except TypeError:
         bad = ", ".join(f"{k}={v}" for k, v in knobs.items())
         raise UsageError(f"method {method['name']}: a knob has a value of the wrong type ({bad})") from None

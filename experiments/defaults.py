@@ -59,6 +59,7 @@ def fill_task(
         cut["samples"] = DEMO_SAMPLES
     if not cut:
         return filled, ()
-    said = ", ".join(f"{key} {value}" for key, value in cut.items())
+    units = {"length": "tokens of length", "samples": "samples a task"}
+    said = " and ".join(f"{value} {units[key]}" for key, value in cut.items())
     instead = " ".join(f"task.{key}={official[key]}" for key in cut)
-    return {**filled, **cut}, (f"no GPU: {said}; as on a GPU with {instead}",)
+    return {**filled, **cut}, (f"no GPU: cut down to {said}; {instead} gives what a GPU would have run",)

@@ -6,13 +6,13 @@ import itertools
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from experiments.config import ALIASES, run_config
 from experiments.errors import UsageError, hydra_line
+from experiments.keys import CONF, choice
+from experiments.suggestions import meant_instead
 
-CONF = Path(__file__).resolve().parent.parent / "conf"
 _GROUPS_WITH_KNOBS = ("method", "task")
 
 
@@ -102,18 +102,6 @@ def dropped_lines(jobs: Iterable[Job]) -> list[str]:
     return [f"{chosen}: runs without {', '.join(overrides)}" for chosen, overrides in left_out.items()]
 
 
-def choice(overrides: Sequence[str], group: str) -> str:
-    """Name that a group has in these overrides, or by default."""
-    import yaml
-
-    for override in overrides:
-        key, _, value = override.partition("=")
-        if key == group:
-            return value
-    defaults = yaml.safe_load((CONF / "config.yaml").read_text())["defaults"]
-    return next(str(entry[group]) for entry in defaults if isinstance(entry, dict) and group in entry)
-
-
 def _applicable(overrides: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
     knobs = {group: _knobs(group, choice(overrides, group)) for group in _GROUPS_WITH_KNOBS}
     kept, dropped = [], []
@@ -164,8 +152,10 @@ def _refuse_useless(expanded: Sequence[Sequence[str]]) -> None:
         if _is_match(override):
             continue  # what reads everything is run as it is: the rows that a matched table is read against
         group, knob = _knob(override)
-        names = ", ".join(dict.fromkeys(choice(overrides, group) for overrides in expanded))
-        raise UsageError(f"{override}: no {group} of this sweep has a knob {knob} ({names})")
+        names = list(dict.fromkeys(choice(overrides, group) for overrides in expanded))
+        said = f"{override}: no {group} of this sweep has a knob {knob} ({', '.join(names)})"
+        key = override.partition("=")[0]
+        raise UsageError(said + ("" if key in ALIASES else meant_instead(key, override, {group: names})))
 
 
 def _meaning(job: Job) -> str:

@@ -7,6 +7,7 @@ from typing import Any
 
 from experiments.config import RunConfig, run_config
 from experiments.errors import UsageError
+from experiments.unfetched import unfetched
 
 
 def execute(composed: Mapping[str, Any], *, multirun: bool) -> int:
@@ -20,6 +21,11 @@ def execute(composed: Mapping[str, Any], *, multirun: bool) -> int:
         Whether it is one job of a sweep.
     """
     config = run_config(composed, multirun=multirun)
+    if config.dry_run and (line := unfetched(config)) is not None:
+        from experiments.progress import console
+
+        console.print(line)
+        return 0
     if config.runner == "kernel":
         from experiments.kernel.runner import run_kernel
 

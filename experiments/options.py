@@ -174,7 +174,7 @@ def sweep_points(sweep: Mapping[str, Any]) -> tuple[Point, ...]:
             try:
                 create(name, chosen)
             except KnobError as error:
-                raise UsageError(f"fidelity.sweep.{series}: {error}") from None
+                raise UsageError(f"fidelity.sweep.{series}.{error}") from None
             except TypeError:
                 raise UsageError(f"fidelity.sweep.{series}: a value of the wrong type in {chosen}") from None
             points.append(Point(series, {"name": name, **chosen}))

@@ -76,8 +76,15 @@ def prepare(config: RunConfig) -> Prepared:
             covers_benchmark=False,
         )
     if not plan.tasks:
-        raise UsageError(f"task={task['name']}: no task can be run ({reasons(plan.skipped)})")
+        raise UsageError(f"task={task['name']}: {_why_none(plan.skipped)}")
     return Prepared(config, spec, model, task, suite, plan, samples, (*notes, *plan.notes), executor)
+
+
+def _why_none(skipped: Sequence[Skipped]) -> str:
+    said = {skip.reason for skip in skipped}
+    if len(said) == 1 and all(skip.source_missing for skip in skipped):
+        return said.pop()  # what all of them lack needs no list of them
+    return f"no task can be run ({reasons(skipped)})"
 
 
 def _samples(suite: Suite, plan: Plan) -> tuple[tuple[Sample, ...], list[Skipped]]:

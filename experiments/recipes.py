@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from experiments.errors import UsageError
 from experiments.gpus import visible_gpus
-from experiments.jobs import CONF
+from experiments.keys import CONF
 
 SIZES = ("smoke", "small", "paper")
 ALL = "all"

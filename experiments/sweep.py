@@ -10,7 +10,8 @@ from pathlib import Path
 from experiments.errors import FAILED_EXIT, INTERRUPTED_EXIT, UsageError
 from experiments.files import held_alone
 from experiments.job import Outcome
-from experiments.jobs import CONF, Job, dropped_lines, plan
+from experiments.jobs import Job, dropped_lines, plan
+from experiments.keys import CONF
 from experiments.launch import launch_by_hydra, launch_here
 from experiments.recipes import ALL, Recipe, load_recipe, names
 from experiments.sweep_record import folder_of, is_plan, names_runs, write_record

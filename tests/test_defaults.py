@@ -27,13 +27,16 @@ def test_named_tasks_keep_the_few_samples() -> None:
     """Naming tasks once brought 500 samples back: the README's first comparison would have taken days on a laptop."""
     task, said = filled(tasks=["niah_single_1", "vt"])
     assert task == (DEMO_LENGTH, DEMO_SAMPLES, ["niah_single_1", "vt"])
-    assert said == "no GPU: length 1024, samples 5; as on a GPU with task.length=8192 task.samples=500"
+    assert said == (
+        "no GPU: cut down to 1024 tokens of length and 5 samples a task; "
+        "task.length=8192 task.samples=500 gives what a GPU would have run"
+    )
 
 
 def test_tasks_that_1024_tokens_cannot_hold_keep_the_models_length() -> None:
     task, said = filled(tasks=["cwe"])
     assert task == (8192, DEMO_SAMPLES, ["cwe"])
-    assert said == "no GPU: samples 5; as on a GPU with task.samples=500"
+    assert said == "no GPU: cut down to 5 samples a task; task.samples=500 gives what a GPU would have run"
 
 
 @pytest.mark.parametrize(

@@ -203,6 +203,7 @@ def test_a_dry_run_leaves_nothing(command, tmp_path, monkeypatch, capsys):
         (["runner=prompts"], "runner=prompts"),
         (["engine.graph=true"], "engine.graph=true: expected auto or false with task=lm_eval"),
         (["shard=1/2"], "shard=1/2"),
+        (["match.keep_io=0.5"], "error: match.keep_io=0.5: expected null with "),  # was match.target=keep_io
         (["method.token_budget=0"], "token_budget=0"),
         (["delta=3"], "delta=3"),
     ],

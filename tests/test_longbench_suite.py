@@ -53,7 +53,7 @@ def test_plan_without_any_data_skips_everything(monkeypatch):
     assert len(plan.skipped) == 21
     assert all(skip.source_missing and "no network" in skip.reason for skip in plan.skipped)
     remedy = "or set task.data_dir= to a folder of LongBench's <dataset>.jsonl files, or their data.zip"
-    assert reasons(plan.skipped) == f"narrativeqa and 20 others: longbench/data: no network; {remedy}"  # said 21 times
+    assert reasons(plan.skipped) == f"narrativeqa and 20 others: no data: no network; {remedy}"  # said 21 times
 
 
 def test_data_that_are_none_are_refused_by_their_key(tmp_path):

@@ -8,7 +8,8 @@ from hydra.core.global_hydra import GlobalHydra
 
 from experiments import recipes
 from experiments.errors import UsageError
-from experiments.jobs import CONF, dropped_lines, plan
+from experiments.jobs import dropped_lines, plan
+from experiments.keys import CONF
 from experiments.sweep import is_sweep, run_sweep
 
 

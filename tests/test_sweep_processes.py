@@ -68,7 +68,7 @@ def test_a_failed_job_does_not_stop_the_sweep_and_is_shown_with_its_reason(undis
     printed, runs, out = undisturbed
     assert [job["status"] for job in record(out)] == ["complete", "failed", "complete"]
     assert len(runs) == 2
-    assert "failed: method=kivi: group_size=32: expected a divisor of head_dim=16" in printed
+    assert "failed: method=kivi: method.group_size=32: expected a divisor of head_dim=16" in printed
     assert printed.count("complete") >= 2
     assert "Traceback" not in printed
 

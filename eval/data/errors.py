@@ -28,12 +28,15 @@ class SourceUnavailable(DataError):  # noqa: N818 - says what happened
         Name of the source in the table.
     reason : str
         Why, and what would help, on one line.
+    local : str
+        How a local copy is named in its place, for those who have no better way; may be empty.
     """
 
-    def __init__(self, name: str, reason: str) -> None:
+    def __init__(self, name: str, reason: str, local: str = "") -> None:
         self.name = name
         self.reason = " ".join(reason.split())
-        super().__init__(f"{name}: {self.reason}")
+        self.local = local
+        super().__init__(f"{name}: {self.reason}" + (f"; or {local}" if local else ""))
 
 
 class ChecksumMismatch(DataError):  # noqa: N818 - says what happened

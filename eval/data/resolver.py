@@ -49,6 +49,12 @@ def resolve(name: str, overrides: Mapping[str, str | Path] | None = None) -> Pat
     return store.item_path(source)
 
 
+def at_hand(name: str) -> bool:
+    """Whether `resolve` would fetch nothing: a local copy is named, or the cache has the source."""
+    source = lookup(name)
+    return bool(os.environ.get(source.variable)) or store.is_cached(source)
+
+
 def is_pinned(name: str, path: Path) -> bool:
     """Whether a path (say, an override) holds exactly the pinned bytes of a source.
 

@@ -75,7 +75,7 @@ class LongBenchSuite:
         try:
             return make_plan(self.config, self._source, self._prompting)
         except SourceUnavailable as error:
-            return empty_plan(self.config, f"{error}; or set task.data_dir= to {SOURCE}")
+            return empty_plan(self.config, f"no data: {error.reason}; or set task.data_dir= to {SOURCE}")
 
     def samples(self, task: str) -> Sequence[Sample]:
         """Samples of one planned task in file order, with the exact prompts.

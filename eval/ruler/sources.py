@@ -81,8 +81,7 @@ class Sources:
         """
         if name not in self._materials:
             pinned = {Path(file.name).name: file.sha256 for file in data.SOURCES[name].files}
-            own = self._own(next(iter(pinned))) if len(pinned) == 1 else None
-            path = own or self._resolve(name, list(pinned))
+            path = self._own_copy(name) or self._resolve(name, list(pinned))
             if not path.is_dir():
                 sha256 = _sha256(name, path)
                 official = sha256 in pinned.values()
@@ -92,6 +91,10 @@ class Sources:
                 sha256 = "-".join(_sha256(name, path / file.name) for file in data.SOURCES[name].files)
             self._materials[name] = Material(name, path, sha256, official)
         return self._materials[name]
+
+    def is_given(self, name: str) -> bool:
+        """Whether the user's folder holds a source, so that the resolver is not asked."""
+        return self._own_copy(name) is not None
 
     def _resolve(self, name: str, files: Sequence[str]) -> Path:
         try:
@@ -165,6 +168,10 @@ class Sources:
         if long_list and self._long_list_material is not None:
             found[_ENGLISH_WORDS] = self._long_list_material.sha256
         return found
+
+    def _own_copy(self, name: str) -> Path | None:
+        files = data.SOURCES[name].files
+        return self._own(Path(files[0].name).name) if len(files) == 1 else None
 
     def _own(self, filename: str) -> Path | None:
         if self._data_dir is None or not (self._data_dir / filename).exists():

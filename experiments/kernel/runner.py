@@ -25,6 +25,7 @@ from experiments.kernel.session import Session
 from experiments.kernel.source import Step, captured
 from experiments.lifecycle import Rows, StudyRun, code_and_machine
 from experiments.progress import console
+from experiments.refusals import knob_refusal
 from experiments.replay import trace_paths
 from experiments.table import number, results
 from experiments.tracker import Tracker
@@ -137,7 +138,9 @@ class KernelRun(StudyRun):
                     yield point(shape, methods, (None,), modes(bench), bench.stages), steps
             for shape in () if self.paths else shapes(bench):
                 yield point(shape, methods, bench.kept or KEPT, modes(bench), bench.stages), None
-        except (KnobError, ValueError) as error:
+        except KnobError as error:
+            raise UsageError(knob_refusal(error)) from None
+        except ValueError as error:
             raise UsageError(str(error)) from None
 
     def work(self, rows: Rows, tracker: Tracker) -> None:

@@ -123,7 +123,7 @@ def _refuse_inapplicable(config: RunConfig) -> None:
         ("engine.prefill_chunk", config.prefill_chunk, None),
         ("shard", config.shard, None),
         ("trace", config.fidelity.trace, "none"),
-        ("match.target", config.match.target, None),
+        (f"match.{config.match.target}", config.match.value if config.match.target else None, None),
     ):
         if value != accepted and not (key in ("engine.graph", "engine.fuse") and value is False):
             wanted = "null" if accepted is None else "auto or false" if accepted == "auto" else accepted
