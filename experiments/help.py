@@ -22,7 +22,7 @@ ffd: sparse-attention decoding for long contexts, measured.
   python run.py method=quest method.token_budget=512 task.length=4096 'task.tasks=[niah_single_1,vt]'
   python run.py model=llama31_8b task.length=32768         a model of the hub, at the length asked for
   python run.py model.path=/models/my-llama dry_run=true   your own model; plan and estimate only
-  python run.py runner=prompts task=longbench               the prompts alone
+  python run.py runner=prompts task=longbench              the prompts alone
   python run.py -m method=dense,ffd delta=3,5,7            every combination, one after the other
   python run.py experiment=ruler_32k size=smoke            a recipe of the paper"""
 
