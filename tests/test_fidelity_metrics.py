@@ -209,6 +209,17 @@ def test_keeping_everything_exactly_loses_nothing() -> None:
             assert observed[name].value.double() == pytest.approx(torch.full((B, HKV * G), expected), abs=1e-6), name
 
 
+def test_heads_of_zero_values_are_met_exactly() -> None:
+    """0 / 0 made the run of a pruned model invalid: an output that was not a number."""
+    case = make_case()
+    zero, out = torch.zeros_like(case.values), torch.zeros_like(case.out)
+    observed = output_errors(case.exact, zero, case.selection, zero, out)
+    assert (observed["output_rel_error"].value == 0).all()
+    assert (observed["executor_rel_error"].value == 0).all()
+    wrong = output_errors(case.exact, zero, case.selection, zero, out + torch.nan)
+    assert wrong["output_rel_error"].value.isnan().all()
+
+
 def test_no_token_is_missed_by_keeping_all_whatever_the_margin() -> None:
     """An infinite margin reaches all tokens of a row and none beyond its length."""
     case = make_case()

@@ -176,10 +176,12 @@ def output_errors(
     dense = masked_attention(exact.scores, everything, values)[0].double()
     same = masked_attention(selection.scores, selection.attended, stored_values)[0].double()
     size, own, same_size, error, same_error = torch.stack((dense, got, same, got - dense, got - same)).norm(dim=-1)
+    # A head whose values are all zero, as pruning leaves it, is met exactly: no 0 / 0.
+    relative, same_relative = (e.where(e == 0, e / n) for e, n in ((error, size), (same_error, same_size)))
     return {
         "output_cos": Observation((got * dense).sum(dim=-1) / (size * own)),
-        "output_rel_error": Observation(error / size),
-        "executor_rel_error": Observation(same_error / same_size),
+        "output_rel_error": Observation(relative),
+        "executor_rel_error": Observation(same_relative),
     }
 
 
