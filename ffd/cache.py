@@ -157,8 +157,12 @@ class SparseCache(Cache):
             raise ValueError(f"prompt lengths {list(prompt_lengths)}: expected 1 to {width} tokens a row")
         if max(prompt_lengths) > self.capacity:
             raise ValueError(f"prompt of {max(prompt_lengths)} tokens exceeds the cache's capacity of {self.capacity}")
-        for layer in self.layers:
-            layer.reset()
+        for layer_idx, layer in enumerate(self.layers):
+            if layer.is_sliding:
+                # Made anew: transformers 5.17's reset leaves a window of zeroed keys for the next prompt to attend to.
+                self.layers[layer_idx] = DynamicSlidingWindowLayer(sliding_window=self._window)
+            else:
+                layer.reset()
         for handle in self.handles:
             handle.storage.ledger.reset()
         self.prompt_lengths = tuple(prompt_lengths)

@@ -187,6 +187,19 @@ def test_windows_of_sliding_layers_count_neither_padding_nor_rows_that_have_ende
     )
 
 
+def test_a_second_prompt_meets_nothing_of_the_first_in_sliding_layers():
+    """Under transformers 5.17 a window of zeroed keys stayed, and took part in the next prompt's attention."""
+    model = tiny_model(
+        "qwen2", use_sliding_window=True, sliding_window=32, layer_types=["sliding_attention", "full_attention"]
+    )
+    used, fresh = (ffd.Engine(model, EXACT, capacity=200) for _ in range(2))
+    used.generate([random_prompt(100)], 5)
+    tokens = [engine.generate([random_prompt(20, seed=1)], 5).tokens for engine in (used, fresh)]
+    assert tokens[0] == tokens[1]
+    kept = [[layer.keys for layer in engine.cache.layers if layer.is_sliding] for engine in (used, fresh)]
+    assert all(torch.equal(one, other) for one, other in zip(*kept, strict=True))
+
+
 def test_a_prefill_that_raises_leaves_a_report_of_no_step():
     """Once it expected minus as many layer-steps as the prompt has tokens, and called itself incomplete."""
     model = tiny_model("llama")
