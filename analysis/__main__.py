@@ -9,9 +9,9 @@ from pathlib import Path
 
 from analysis.load import LoadError, Outputs, Run, load
 from analysis.pairing import PairingError
+from analysis.sizes import SIZES
 
 FILTERS = ("method", "model", "task", "status")
-SIZES = ("smoke", "small", "paper")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from analysis.load import Job, Outputs, Sweep
 
-_LARGEST_FIRST = ("paper", "small", "smoke")
+SIZES = ("smoke", "small", "paper")
+"""Of recipes, the smallest first."""
 NOT_RUN = ("skipped", "planned")
 """Jobs of which no result was expected."""
 
@@ -30,7 +31,7 @@ def choose(outputs: Outputs, name: str, size: str | None = None) -> Choice:
     found = {s.size: s for s in outputs.sweeps if s.experiment == name}
     if size is not None:
         return Choice(found.get(size))
-    recorded = [found[candidate] for candidate in _LARGEST_FIRST if candidate in found]
+    recorded = [found[candidate] for candidate in reversed(SIZES) if candidate in found]
     if not recorded:
         return Choice(None)
     shown = max(recorded, key=lambda sweep: max((_worth(outputs, job) for job in sweep.jobs), default=0))
