@@ -15,7 +15,8 @@ from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
-from ffd.cache import DecodeHandle, UnsupportedModelError
+from ffd.handle import Handle
+from ffd.support import UnsupportedModelError
 
 IMPLEMENTATION = "ffd_sparse_decode"
 """Value of ``attn_implementation`` that selects this module."""
@@ -44,7 +45,7 @@ def sparse_decode_attention(
         [B, Hq, T, d], post-RoPE.
     key, value
         [B, Hkv, N, d] during prefill and for sliding-window layers, which SDPA attends densely; a
-        `DecodeHandle` while decoding.
+        `ffd.handle.Handle` while decoding.
     attention_mask
         4D mask of the prefill; not used while decoding, where rows carry their own lengths.
 
@@ -62,7 +63,7 @@ def sparse_decode_attention(
     for name in _UNSUPPORTED:
         if kwargs.get(name) is not None:
             raise UnsupportedModelError(f"{name}: attention with {name} is not supported by sparse decoding")
-    if not isinstance(key, DecodeHandle):
+    if not isinstance(key, Handle):
         if attention_mask is None and 1 < query.shape[2] < key.shape[2]:
             return _attend_chunk(query, key, value, scaling), None
         return sdpa_attention_forward(

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import CacheLayerMixin
 
+from ffd.handle import Handle
 from ffd.methods import MethodLayer
 from ffd.methods.dense import DenseLayer
 from ffd.support import UnsupportedModelError, refused_model
@@ -22,8 +23,8 @@ Probe = Callable[["DecodeHandle", Tensor, float, Tensor], None]
 
 
 @dataclass(frozen=True, eq=False)
-class DecodeHandle:
-    """Stands for keys and values on their way to the attention function while decoding."""
+class DecodeHandle(Handle):
+    """One layer while decoding: its storage and the token of the step."""
 
     layer_idx: int
     storage: MethodLayer
@@ -34,12 +35,17 @@ class DecodeHandle:
     """Keys and values [B, Hkv, 1, d] of this step: stored when the query is there too, so that a method can do
     both at once."""
 
+    @property
+    def model_type(self) -> str:
+        """Of the cache's model."""
+        return self.cache.model_type
+
     def attend(self, q: Tensor, scale: float) -> Tensor:
         """Decode one step: q [B, Hq, d] -> [B, Hq, d]."""
         expected = self.storage.geometry.num_query_heads
         if q.shape[1] != expected:
             why = f"layer {self.layer_idx} has {q.shape[1]} query heads, its configuration {expected}"
-            raise refused_model(self.cache.model_type, why)
+            raise refused_model(self.model_type, why)
         if self.token is None:
             raise RuntimeError("attend: this handle was not handed out by an update of the cache")
         out = self.storage.step(*self.token, q, scale)
@@ -50,27 +56,6 @@ class DecodeHandle:
         if self.cache.follow_dense and self.shadow is not None:
             return self.shadow.decode(q, scale)
         return out
-
-    # A model that computes with keys and values on its own would otherwise fail in as many words as there are models.
-
-    @classmethod
-    def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Refuse: a torch function was handed what only our attention function understands."""
-        handle = next(a for a in (*args, *(kwargs or {}).values()) if isinstance(a, cls))
-        raise handle._taken_apart(getattr(function, "__name__", str(function)))
-
-    def __getattr__(self, name: str) -> Any:
-        """Refuse what a tensor has and a handle has not."""
-        if name.startswith("__") or name not in dir(Tensor):
-            raise AttributeError(name)
-        raise self._taken_apart(name)
-
-    def __getitem__(self, index: Any) -> Any:
-        """Refuse: a handle has no elements."""
-        raise self._taken_apart("indexing")
-
-    def _taken_apart(self, how: str) -> UnsupportedModelError:
-        return refused_model(self.cache.model_type, f"its attention uses keys and values by itself ({how})")
 
 
 class MethodCacheLayer(CacheLayerMixin):

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from transformers.cache_utils import Cache
 
 from ffd.attention import register
 from ffd.cache import Probe, SparseCache, cache_keyword
@@ -187,14 +188,14 @@ class Engine:
             logits = self._forward(ids, positions, padding)
         return logits, padding
 
-    def _forward(self, ids: Tensor, positions: Tensor, mask: Tensor | None) -> Tensor:
+    def _forward(self, ids: Tensor, positions: Tensor, mask: Tensor | None, cache: Cache | None = None) -> Tensor:
         out = self.model(
             input_ids=ids,
             position_ids=positions,
             attention_mask=mask,
             use_cache=True,
             logits_to_keep=1,
-            **{self._cache_keyword: self.cache},
+            **{self._cache_keyword: self.cache if cache is None else cache},
         )
         return out.logits[:, -1]
 

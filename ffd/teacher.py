@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
 
-from ffd.cache import DecodeHandle, Probe
+from ffd.cache import DecodeHandle
 from ffd.continuation import Continuation
 from ffd.engine import STEPS_PER_STOP_CHECK, Engine
-from ffd.graph import CapturedStep
+from ffd.forced_step import forced_steps
 from ffd.methods.dense import DenseLayer
 from ffd.prompts import require_room
 
@@ -52,10 +51,12 @@ def forced_logits(engine: Engine, prompts: Sequence[Sequence[int]], continuation
 def forced_logits_of_both(
     first: Engine, second: Engine, prompts: Sequence[Sequence[int]], continuation: Continuation
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """`forced_logits` of two engines on one model, step by step; the prompt is prefilled once.
+    """`forced_logits` of two engines on one model, step by step; prompt and weights are read once for both.
 
     Prefill is the same under every method, so the second engine stores the first one's exact keys and values,
-    where the first keeps them (a probed or a dense engine) for all layers (no sliding windows).
+    where the first keeps them (a probed or a dense engine) for all layers (no sliding windows). Steps are fed the same
+    token, so both are rows of one forward, unless `ffd.pairing.why_not_paired` names a reason: the same up to the
+    rounding of products with more rows.
 
     Parameters
     ----------
@@ -72,8 +73,10 @@ def forced_logits_of_both(
     Raises
     ------
     ValueError
-        As `forced_logits`, or if the engines run two models.
+        As `forced_logits`, or if the engines run two models, or are one engine.
     """
+    if first is second:
+        raise ValueError("one engine twice: expected two, each with a cache of its own")
     if first.model is not second.model:
         raise ValueError("engines on two models: expected the same model, whose prompt they share")
     for logits in _along((first, second), prompts, continuation):
@@ -84,14 +87,14 @@ def _along(
     engines: Sequence[Engine], prompts: Sequence[Sequence[int]], continuation: Continuation
 ) -> Iterator[list[Tensor]]:
     """Logits of every engine along a continuation that follows those of the first."""
-    lead = engines[0]
+    lead, *others = engines
     lengths = [len(prompt) for prompt in prompts]
     for engine in engines:
         require_room(lengths, continuation.longest, rows=engine.rows, capacity=engine.cache.capacity)
-    first, *others = (_Forced(engine, prompts, lengths) for engine in engines)
+    stepped = forced_steps(engines)
     continuation.begin(lengths, lead.device, fused=bool(lead.fused))
-    logits = [first.prefill()]
-    logits += [other.prefill_like(first, logits[0]) for other in others]
+    first, padding = _prefilled(lead, prompts, lengths)
+    logits = [first, *(_prefilled_like(other, lead, prompts, lengths, first) for other in others)]
     eager = any(engine.eager_reason is not None for engine in engines)
     step = 0
     while True:
@@ -101,106 +104,33 @@ def _along(
         # Captured steps after the end count nowhere. Observers and what eager steps count on the host would see them.
         if continuation.over(look=eager or probed or step % STEPS_PER_STOP_CHECK == 0):
             return
-        logits = [forced.step(step, continuation) for forced in (first, *others)]
+        logits = [own for steps in stepped for own in steps.run(step, continuation, padding)]
         step += 1
 
 
-class _Forced:
-    """One engine on its way along a continuation."""
+def _prefilled(engine: Engine, prompts: Sequence[Sequence[int]], lengths: list[int]) -> tuple[Tensor, Tensor | None]:
+    """Forward the prompts; logits [B, vocab] and the padding, if any."""
+    engine._begin(lengths, (), 0)
+    return engine._prefill(prompts, lengths)
 
-    def __init__(self, engine: Engine, prompts: Sequence[Sequence[int]], lengths: list[int]) -> None:
-        self._engine, self._prompts, self._lengths = engine, prompts, lengths
-        self._captured = _captured_step(engine)
-        self._mask: Tensor | None = None
 
-    def prefill(self) -> Tensor:
-        """Forward the prompts; logits [B, vocab]."""
-        self._engine._begin(self._lengths, (), 0)
-        logits, padding = self._engine._prefill(self._prompts, self._lengths)
-        # Only stock sliding-window layers look at a mask while decoding: ours know their rows' lengths.
-        self._mask = padding if self._engine.cache.sliding_layers else None
-        return logits
-
-    def prefill_like(self, other: _Forced, logits: Tensor) -> Tensor:
-        """The same from the exact keys and values of another engine that did it last; logits are the other's."""
-        cache, width = self._engine.cache, max(self._lengths)
-        exact = [dense for handle in other._engine.cache.handles if (dense := _exact(handle)) is not None]
-        if len(exact) < len(cache.layers):
-            return self.prefill()
-        self._engine._begin(self._lengths, (), 0)
-        for handle, dense in zip(cache.handles, exact, strict=True):
-            for store in (handle.storage, handle.shadow):
-                if store is not None:
-                    store.prefill(dense.keys[:, :, :width], dense.values[:, :, :width])
-        cache.seen_tokens = width
-        return logits
-
-    def step(self, index: int, continuation: Continuation) -> Tensor:
-        """Decode step ``index``, fed with what has followed; logits [B, vocab]."""
-        engine, cache = self._engine, self._engine.cache
-        cache.rows.active.copy_(continuation.active)
-        probe = engine.probe if index % engine.probe_every == 0 else None
-        if self._captured is not None:
-            return self._captured.run(continuation.token, continuation.position, probe)
-        if self._mask is not None:
-            self._mask = torch.cat([self._mask, self._mask.new_ones(self._mask.shape[0], 1)], dim=1)
-        cache.probe = probe
-        try:
-            with engine._fusion.active():
-                return engine._forward(continuation.token, continuation.position, self._mask)
-        finally:
-            cache.probe = None
+def _prefilled_like(
+    engine: Engine, other: Engine, prompts: Sequence[Sequence[int]], lengths: list[int], logits: Tensor
+) -> Tensor:
+    """The same from the exact keys and values of another engine that did it last; logits are the other's."""
+    cache, width = engine.cache, max(lengths)
+    exact = [dense for handle in other.cache.handles if (dense := _exact(handle)) is not None]
+    if len(exact) < len(cache.layers):
+        return _prefilled(engine, prompts, lengths)[0]
+    engine._begin(lengths, (), 0)
+    for handle, dense in zip(cache.handles, exact, strict=True):
+        for store in (handle.storage, handle.shadow):
+            if store is not None:
+                store.prefill(dense.keys[:, :, :width], dense.values[:, :, :width])
+    cache.seen_tokens = width
+    return logits
 
 
 def _exact(handle: DecodeHandle) -> DenseLayer | None:
     """Where a layer's exact keys and values are, if they are kept."""
     return handle.storage if isinstance(handle.storage, DenseLayer) else handle.shadow
-
-
-class _ForcedStep:
-    """A captured decode step of an engine that is fed its token."""
-
-    def __init__(self, engine: Engine) -> None:
-        rows = engine.cache.rows.active.shape[0]
-        self._cache = engine.cache
-        self._token = torch.zeros(rows, 1, dtype=torch.long, device=engine.device)
-        self._position = torch.ones_like(self._token)
-        self._attended: list[tuple[DecodeHandle, Tensor, float, Tensor]] = []
-        """What a probe of each layer sees. Holding a graph's tensors keeps their memory from serving another layer."""
-        engine._begin([1] * rows, (), 0)  # a disposable prompt, as for the engine's own capture
-        engine._prefill([[0]] * rows, [1] * rows)
-
-        def step() -> None:
-            self._attended.clear()
-            with engine._fusion.active():
-                self._logits = engine._forward(self._token, self._position, None)
-
-        if engine.probe is not None:
-            self._cache.probe = lambda *seen: self._attended.append(seen)
-        try:
-            self._graph = CapturedStep(step)
-        finally:
-            self._cache.probe = None
-
-    def run(self, token: Tensor, position: Tensor, probe: Probe | None) -> Tensor:
-        """Feed tokens [B, 1] at their positions [B, 1]; logits [B, vocab]."""
-        self._token.copy_(token)
-        self._position.copy_(position)
-        self._graph.replay()
-        self._cache.note_replayed_step()
-        if probe is not None:
-            for seen in self._attended:
-                probe(*seen)
-        return self._logits.clone()
-
-
-_forced_steps: WeakKeyDictionary[Engine, _ForcedStep] = WeakKeyDictionary()
-
-
-def _captured_step(engine: Engine) -> _ForcedStep | None:
-    """The engine's forced step, captured when it is first needed; None where the engine's steps are eager."""
-    if engine.eager_reason is not None:
-        return None
-    if engine not in _forced_steps:
-        _forced_steps[engine] = _ForcedStep(engine)
-    return _forced_steps[engine]

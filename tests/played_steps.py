@@ -10,7 +10,7 @@ from ffd import Engine
 
 
 def play_captured_steps(monkeypatch: pytest.MonkeyPatch, *engines: Engine) -> None:
-    """Let these engines' forced steps be captured, as far as `ffd.teacher` can tell."""
+    """Let these engines' forced steps be captured, as far as `ffd.forced_step` can tell."""
 
     class Played:
         def __init__(self, step: Callable[[], None]) -> None:
@@ -25,7 +25,7 @@ def play_captured_steps(monkeypatch: pytest.MonkeyPatch, *engines: Engine) -> No
             for engine in engines:
                 engine.cache.probe = None
 
-    monkeypatch.setattr("ffd.teacher.CapturedStep", Played)
+    monkeypatch.setattr("ffd.forced_step.CapturedStep", Played)
     for engine in engines:
         engine.eager_reason = None
         monkeypatch.setattr(engine.cache, "note_replayed_step", lambda: None)  # an eager step counts itself
