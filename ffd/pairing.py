@@ -28,8 +28,8 @@ def why_not_paired(first: Engine, second: Engine) -> str | None:
         return "the engines do not fuse the same modules"
     together = fusion_of(first, second)
     if _kinds(together) != _kinds(first._fusion):
-        reason = next(iter({**together.refused, **first.unfused}.values()))
-        return f"{first.rows + second.rows} rows do not fuse what {first.rows} fuse: {reason}"
+        reasons = {kind: why for kind, why in together.refused.items() if kind not in first.unfused} or first.unfused
+        return f"{first.rows + second.rows} rows do not fuse what {first.rows} fuse: {'; '.join(reasons.values())}"
     return None
 
 

@@ -29,3 +29,8 @@ def play_captured_steps(monkeypatch: pytest.MonkeyPatch, *engines: Engine) -> No
     for engine in engines:
         engine.eager_reason = None
         monkeypatch.setattr(engine.cache, "note_replayed_step", lambda: None)  # an eager step counts itself
+
+
+def step_separately(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let no two engines be stepped by one forward."""
+    monkeypatch.setattr("ffd.forced_step.why_not_paired", lambda *engines: "the test asks for it")

@@ -2,107 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
-from eval.fidelity import FidelityProbe, FidelityState
-from eval.fidelity.forced import ForcedScores, compare_forced
-from eval.fidelity.traces import Trace, TraceRecorder
+from eval.fidelity import FidelityProbe
+from eval.fidelity.forced import compare_forced
 from ffd import FFD, Dense, Engine, Method
-from ffd.cache import DecodeHandle
-from ffd.continuation import Continuation, GivenTokens, GreedyTokens
+from ffd.continuation import GivenTokens, GreedyTokens
 from ffd.methods import create
 from ffd.report import read_ledger
 from ffd.teacher import forced_logits
+from tests.followed import NEW_TOKENS, PROMPTS, assert_same, followed, stops_of
 from tests.played_steps import play_captured_steps
 from tests.tiny import random_prompt, tiny_model
 
-PROMPTS = {1: [random_prompt(140, 1)], 3: [random_prompt(140, 1), random_prompt(101, 2), random_prompt(70, 5)]}
 METHOD = FFD(delta=1.0, block_size=64, sub_block=16)
-NEW_TOKENS = 22
-
-
-@dataclass
-class Outcome:
-    """All that a prompt leaves."""
-
-    tokens: list[list[int]]
-    scores: ForcedScores
-    state: FidelityState
-    trace: Trace | None
-    ledgers: list[dict[str, Any]]
-
-
-def followed(
-    model: Any,
-    method: Method,
-    prompts: list[list[int]],
-    every: int,
-    continuation: Continuation,
-    patch: pytest.MonkeyPatch | None,
-) -> Outcome:
-    """One engine beside dense attention and probed, the other on its own; steps are captured where there is a patch."""
-    probe, recorder = FidelityProbe(unit=16), TraceRecorder()
-
-    def both(handle: DecodeHandle, q: Tensor, scale: float, out: Tensor) -> None:
-        probe(handle, q, scale, out)
-        recorder(handle, q, scale, out)
-
-    beside, own = (
-        Engine(model, method, capacity=200, batch_size=len(prompts), executor="reference", **extra)
-        for extra in ({"probe": both, "probe_every": every}, {})
-    )
-    beside.cache.follow_dense = True
-    if patch is not None:
-        play_captured_steps(patch, beside, own)
-    scores = compare_forced(beside, own, prompts, continuation)
-    tokens = continuation.tokens
-    steps = sum(len(row) - 1 for row in tokens)
-    return Outcome(
-        tokens,
-        scores,
-        probe.take(),
-        recorder.take(decode_steps=steps) if steps else None,
-        [read_ledger(engine.cache, steps).totals() for engine in (beside, own)],
-    )
-
-
-def assert_equal(got: Outcome, expected: Outcome) -> None:
-    assert got.tokens == expected.tokens
-    assert got.scores == expected.scores
-    assert got.ledgers == expected.ledgers
-    assert got.state.layers == expected.state.layers
-    assert got.state.dense_calls == expected.state.dense_calls
-    for name, value in expected.state._tensors().items():
-        assert torch.equal(got.state._tensors()[name], value), name
-    if expected.trace is None:
-        assert got.trace is None
-        return
-    assert got.trace is not None
-    for name in ("lengths", "active", "prompt_lengths"):
-        assert torch.equal(getattr(got.trace, name), getattr(expected.trace, name)), name
-    last = expected.trace.active.long().cumsum(dim=0).argmax(dim=0)  # a row's later tokens are nobody's
-    ends = expected.trace.lengths.gather(0, last[None])[0].tolist()
-    for layer in expected.trace.layers:
-        for row, end in enumerate(ends):
-            for kind in ("keys", "values"):
-                mine, theirs = (getattr(x.trace, kind)[layer][row, :, :end] for x in (got, expected))
-                assert torch.equal(mine, theirs), kind
-        active = expected.trace.active
-        assert torch.equal(got.trace.queries[layer][active], expected.trace.queries[layer][active])
-
-
-def stops_of(model: Any, prompts: list[list[int]], at: int | None) -> list[int]:
-    """A stop token that dense attention first chooses for the first row at this step."""
-    if at is None:
-        return []
-    free = Engine(model, Dense(), capacity=200, batch_size=len(prompts), executor="reference")
-    answer = free.generate(prompts, NEW_TOKENS).tokens[0]
-    return [answer[at]]
 
 
 @pytest.mark.parametrize("captured", [False, True])
@@ -131,7 +47,7 @@ def test_an_answer_chosen_on_the_way_is_the_generated_one(
         assert len(answer[0]) > least
     expected = followed(model, method, prompts, every, GivenTokens(answer), patch)
     got = followed(model, method, prompts, every, GreedyTokens(NEW_TOKENS, stops, least), patch)
-    assert_equal(got, expected)
+    assert_same(got, expected)
     assert got.tokens == answer
     assert sum(got.scores.count) == sum(len(row) - 1 for row in answer)
 

@@ -17,7 +17,7 @@ from ffd.continuation import GivenTokens
 from ffd.methods import create, method_class, method_names
 from ffd.report import read_ledger
 from ffd.teacher import forced_logits, forced_logits_of_both
-from tests.played_steps import play_captured_steps
+from tests.played_steps import play_captured_steps, step_separately
 from tests.tiny import random_prompt, tiny_model
 
 PROMPTS = [random_prompt(140, 1), random_prompt(101, 2)]
@@ -141,7 +141,11 @@ def test_continuations_that_do_not_fit_are_refused(continuations: list[list[int]
 
 
 @pytest.mark.parametrize("name", [name for name in method_names() if name != "dense"])
-def test_a_prompt_is_prefilled_once_for_two_engines(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("paired", [False, True])
+def test_a_prompt_is_prefilled_once_for_two_engines(name: str, paired: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not paired:
+        step_separately(monkeypatch)
+    rounding = 1e-4 if paired else 0.0
     model = tiny_model("llama")
     method = create(name, method_class(name).small_knobs)
     alone = list(forced_logits(engine(method, model), PROMPTS, GivenTokens(CONTINUATIONS)))
@@ -152,9 +156,10 @@ def test_a_prompt_is_prefilled_once_for_two_engines(name: str, monkeypatch: pyte
     list(forced_logits_of_both(first, second, earlier, GivenTokens([[1, 2, 3]] * 2)))
     monkeypatch.setattr(second, "_prefill", None)
     both = list(forced_logits_of_both(first, second, PROMPTS, GivenTokens(CONTINUATIONS)))
-    assert torch.equal(torch.stack([logits for _, logits in both]), torch.stack(alone))
+    own, observed = (torch.stack(logits) for logits in zip(*((b, a) for a, b in both), strict=True))
+    torch.testing.assert_close(own, torch.stack(alone), rtol=rounding, atol=rounding)
     dense = torch.stack(list(forced_logits(engine(Dense(), model), PROMPTS, GivenTokens(CONTINUATIONS))))
-    assert torch.equal(torch.stack([logits for logits, _ in both]), dense)
+    torch.testing.assert_close(observed, dense, rtol=rounding, atol=rounding)
 
 
 @pytest.mark.parametrize("missing", ["exact keys", "full attention"])
@@ -166,13 +171,20 @@ def test_both_engines_prefill_where_keys_are_not_kept_for_all_layers(missing: st
     second = FFD(delta=1.0, block_size=64, sub_block=16)
     both = forced_logits_of_both(engine(first, model), engine(second, model), PROMPTS, GivenTokens(CONTINUATIONS))
     alone = forced_logits(engine(second, model), PROMPTS, GivenTokens(CONTINUATIONS))
+    rounding = 1e-4 if missing == "exact keys" else 0.0  # sliding windows have a cache of their own: no pair
     for (_, got), expected in zip(both, alone, strict=True):
-        assert torch.equal(got, expected)
+        torch.testing.assert_close(got, expected, rtol=rounding, atol=rounding)
 
 
 def test_engines_on_two_models_share_no_prompt() -> None:
     with pytest.raises(ValueError, match="engines on two models"):
         next(forced_logits_of_both(engine(Dense()), engine(Dense()), PROMPTS, GivenTokens(CONTINUATIONS)))
+
+
+def test_one_engine_is_no_pair() -> None:
+    one = engine(Dense())
+    with pytest.raises(ValueError, match="one engine twice"):
+        next(forced_logits_of_both(one, one, PROMPTS, GivenTokens(CONTINUATIONS)))
 
 
 def test_a_probe_sees_a_captured_steps_layers_after_it(monkeypatch: pytest.MonkeyPatch) -> None:
