@@ -2,7 +2,8 @@
 
 Every prompt is followed by two engines, step by step, along the tokens that dense attention chooses (or the
 text's own): one with dense outputs, the method probed beside them, and one with the method's own outputs. The
-first chooses the tokens and gives fidelity and ledger, the two together perplexity and KL divergence.
+first chooses the tokens and gives fidelity and ledger, the two together perplexity and KL divergence. Where they
+can be, both are rows of one forward of the model.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from experiments.tracker import Tracker
 from experiments.trajectory import Probes, continuation_of, make_engine, observer
 from experiments.workload import Item, Workload, load_workload
 from ffd.methods import method_class
+from ffd.pairing import why_not_paired
 from ffd.report import read_ledger
 
 
@@ -81,6 +83,7 @@ class FidelityRun(StudyRun):
             recorder = TraceRecorder(config.fidelity.layers or None, values=config.fidelity.values)
             probe = Probes(log.probe, recorder)
         beside = observer(config, workload, loaded, self.method, probe, config.fidelity.every)
+        separate_steps = why_not_paired(beside, own)
         for item in pending:
             started = time.perf_counter()
             log.start()
@@ -102,6 +105,7 @@ class FidelityRun(StudyRun):
                 "seconds": time.perf_counter() - started,
                 "executor": beside.cache.executor,
                 "dense_layers": len(beside.cache.layers) - len(beside.cache.method_layers),
+                "separate_steps": separate_steps,
                 "forced": forced.to_dict(),
                 "ledger": read_ledger(beside.cache, steps).totals(),
             }
@@ -135,6 +139,7 @@ class FidelityRun(StudyRun):
         validity = {key: sum(r["ledger"][key] for r in ordered) for key in _STEPS}
         validity["executor"] = self.workload.executor
         validity["dense_layers"] = ordered[0]["dense_layers"] if ordered else None
+        validity["separate_steps"] = ordered[0]["separate_steps"] if ordered else None
         laws = laws_of_a_run(self.method, validity, metrics, predictions) if ordered else []
         broken = [law for law in laws if not law.holds]
         voided = [law.detail for law in laws[:VOIDING] if not law.holds]

@@ -1,10 +1,10 @@
 """A transformers `Cache` whose layers are method storages.
 
-With ``ffd/cache_layer.py`` and ``ffd/attention.py`` all that knows transformers. The trick that makes model
-forks unnecessary: models hand on whatever ``Cache.update`` returns, unchanged, to the registered
-attention function. During prefill that is the 16-bit keys and values, and attention is exact; while
-decoding it is a small :class:`DecodeHandle`, which only our attention function understands, so that
-any other attention implementation fails loudly instead of attending to nothing.
+With ``ffd/cache_layer.py``, ``ffd/paired_cache.py`` and ``ffd/attention.py`` all that knows transformers' caches and
+attention functions. The trick that makes model forks unnecessary: models hand on whatever ``Cache.update`` returns,
+unchanged, to the registered attention function. During prefill that is the 16-bit keys and values, and attention is
+exact; while decoding it is a small :class:`DecodeHandle`, which only our attention function understands, so that any
+other attention implementation fails loudly instead of attending to nothing.
 """
 
 from __future__ import annotations

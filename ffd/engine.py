@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers.cache_utils import Cache
 
 from ffd.attention import register
 from ffd.cache import Probe, SparseCache, cache_keyword
@@ -22,6 +21,7 @@ from ffd.generation import Generation
 from ffd.graph import CapturedStep, resolve_graph
 from ffd.greedy import GreedyState
 from ffd.methods import Method
+from ffd.paired_cache import PairedCache
 from ffd.prompts import in_chunks, left_padded, require_room
 from ffd.report import read_ledger
 from ffd.support import require_one_device
@@ -188,7 +188,7 @@ class Engine:
             logits = self._forward(ids, positions, padding)
         return logits, padding
 
-    def _forward(self, ids: Tensor, positions: Tensor, mask: Tensor | None, cache: Cache | None = None) -> Tensor:
+    def _forward(self, ids: Tensor, positions: Tensor, mask: Tensor | None, cache: PairedCache | None = None) -> Tensor:
         out = self.model(
             input_ids=ids,
             position_ids=positions,

@@ -36,7 +36,7 @@ class ForcedSteps:
     def __init__(self, engines: Sequence[Engine]) -> None:
         self.engines = tuple(engines)
         lead, *others = engines
-        self._cache = PairedCache(lead.cache, *(other.cache for other in others)) if others else lead.cache
+        self._pair = PairedCache(lead.cache, *(other.cache for other in others)) if others else None
         self._fusion = fusion_of(lead, *others) if others else lead._fusion
         self._captured: _Captured | None = None
         if lead.eager_reason is None:
@@ -74,7 +74,7 @@ class ForcedSteps:
     def forward(self, token: Tensor, position: Tensor, mask: Tensor | None) -> Tensor:
         """Tokens of all rows at their positions, [rows, 1] both; logits [rows, vocab]."""
         with self._fusion.active():
-            return self.engines[0]._forward(token, position, mask, self._cache)
+            return self.engines[0]._forward(token, position, mask, self._pair)
 
     def _eager(
         self, index: int, continuation: Continuation, padding: Tensor | None, probes: Sequence[Probe | None]

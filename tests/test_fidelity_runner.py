@@ -58,6 +58,7 @@ def test_a_run_leaves_tables_histograms_and_figures(recorded):
     samples = [json.loads(line) for line in (folder / "samples.jsonl").read_text().splitlines()]
     steps = sum(s["new_tokens"] - 1 for s in samples)
     assert summary["validity"]["sparse_steps"] == steps * LAYERS
+    assert summary["validity"]["separate_steps"] is None
     assert sum(int(r["tokens"]) for r in rows_of(folder / "positions.csv")) == steps
     assert 0 < summary["fidelity"]["mass_recall"] < 1
     assert summary["forced"]["kl_mean"] > 0

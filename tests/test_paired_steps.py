@@ -265,3 +265,25 @@ def test_on_a_gpu_a_pair_leaves_what_separate_steps_leave(
         assert getattr(scores, key) == pytest.approx(getattr(expected, key), rel=1e-3, abs=1e-3), key
     assert seen.pop("null_reasons") == observed.pop("null_reasons")
     assert seen == pytest.approx(observed, rel=1e-3, abs=1e-3)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("name", ["dense", "ffd"])
+def test_fused_modules_give_a_row_the_same_beside_others(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tiny_model("llama", head_dim=64).to("cuda", torch.bfloat16)
+    method = create(name, method_class(name).small_knobs)
+    outcomes = []
+    for separately in (False, True):
+        beside = Engine(model, method, capacity=500, fuse=True, probe=FidelityProbe(), probe_every=5)
+        beside.cache.follow_dense = True
+        own = Engine(model, method, capacity=500, fuse=True)
+        assert why_not_paired(beside, own) is None
+        if separately:
+            step_separately(monkeypatch)
+        both = list(forced_logits_of_both(beside, own, [random_prompt(300, 1)], GivenTokens([random_prompt(64, 2)])))
+        outcomes.append((both, [read_ledger(engine.cache, 63).totals() for engine in (beside, own)]))
+    (paired, read), (apart, counted) = outcomes
+    assert read == counted
+    for got, expected in zip(paired, apart, strict=True):
+        assert all(torch.equal(mine, theirs) for mine, theirs in zip(got, expected, strict=True))
