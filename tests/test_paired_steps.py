@@ -100,7 +100,8 @@ def keeping(sets: list[Tensor]) -> Callable[..., None]:
 
 def test_dense_beside_dense_predicts_the_same() -> None:
     beside, own = engines(tiny_model("llama"), 3, Dense())
-    assert compare_forced(beside, own, PROMPTS[3], given(3)).kl_max < 1e-12
+    # A library's product may round a row otherwise where its threads split the rows; a law allows 1e-6.
+    assert compare_forced(beside, own, PROMPTS[3], given(3)).kl_max < 1e-8
 
 
 @pytest.mark.parametrize("captured", [False, True])
