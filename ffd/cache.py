@@ -169,8 +169,7 @@ class SparseCache(Cache):
         self.prompt_tokens = width
         self.seen_tokens = 0
         self._sliding_context.zero_()
-        self.rows.lengths.copy_(torch.tensor(self.prompt_lengths, dtype=torch.int32))
-        self.rows.active.fill_(1)
+        self.rows.begin(self.prompt_lengths)
 
     def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any) -> Any:
         """Store one layer's new keys and values [B, Hkv, T, d]; see `MethodCacheLayer.update`."""
@@ -185,9 +184,9 @@ class SparseCache(Cache):
         if not self.decoding and self.seen_tokens + new > self.prompt_tokens:
             raise ValueError(f"prompt of {self.seen_tokens + new} tokens: begin() announced {self.prompt_tokens}")
         if self.decoding and layer_idx == 0:  # whatever its kind: kernels of later layers count on lengths being old
-            if self.seen_tokens - self.prompt_tokens + max(self.prompt_lengths) >= self.capacity:
+            if self.rows.longest >= self.capacity:
                 raise ValueError(f"capacity={self.capacity}: the cache is full")
-            self.rows.lengths.add_(1)
+            self.rows.add_token()
             if self.sliding_layers:
                 windows = self.rows.lengths.clamp(max=self._window) * self.rows.active
                 self._sliding_context.add_(self.sliding_layers * windows.sum())
@@ -197,8 +196,9 @@ class SparseCache(Cache):
         return returned
 
     def note_replayed_step(self) -> None:
-        """Count a decode step that a captured graph ran: replay executes no Python, so the host's count is ours."""
+        """Count a decode step that a captured graph ran: replay executes no Python, so the host's counts are ours."""
         self.seen_tokens += 1
+        self.rows.note_token()
 
 
 def cache_keyword(model: Any) -> str:

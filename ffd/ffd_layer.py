@@ -41,6 +41,8 @@ class FFDLayer(MethodLayer):
     ``position % block_size``. A function of the length alone, however the tokens came.
     """
 
+    values_exact = True
+
     def __init__(self, method: FFD, geometry: LayerGeometry, rows: RowState, executor: Executor) -> None:
         super().__init__(geometry, rows, executor)
         self.method = method
@@ -107,7 +109,7 @@ class FFDLayer(MethodLayer):
 
     def select(self, q: Tensor, scale: float) -> Selection:
         """Apply the rule of the module's docstring to the stored cache."""
-        m, n = self.method, int(self.lengths.max())
+        m, n = self.method, self.rows.longest
         quantised = scanned_tokens(self.lengths, m.block_size)
         scan, refinement = self._scores(q, scale, n)
         seen = reference.visible(self.lengths, n)[:, None]

@@ -7,8 +7,9 @@ The storage is written by `prefill` and `append`, and read by `decode`, which ru
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -40,7 +41,7 @@ class LayerGeometry:
         return self.num_query_heads // self.num_kv_heads
 
 
-@dataclass(frozen=True)
+@dataclass
 class RowState:
     """What all layers of a cache share about its rows; lives on the device, so that a graph reads it there."""
 
@@ -48,6 +49,8 @@ class RowState:
     """int32 [B]: tokens stored, the one being decoded included."""
     active: Tensor
     """int32 [B]: 1 while the row decodes, 0 once it has finished."""
+    counted: int | None = None
+    """Largest of `lengths` as counted on the host, None where nobody counts: set it where lengths are set."""
 
     @classmethod
     def allocate(cls, batch_size: int, device: torch.device | str) -> RowState:
@@ -56,6 +59,27 @@ class RowState:
             lengths=torch.zeros(batch_size, dtype=torch.int32, device=device),
             active=torch.ones(batch_size, dtype=torch.int32, device=device),
         )
+
+    def begin(self, lengths: Sequence[int]) -> None:
+        """Rows of these lengths, all active."""
+        self.lengths.copy_(torch.tensor(lengths, dtype=torch.int32))
+        self.active.fill_(1)
+        self.counted = max(lengths)
+
+    def add_token(self) -> None:
+        """One more token in every row."""
+        self.lengths.add_(1)
+        self.note_token()
+
+    def note_token(self) -> None:
+        """Count a token that a captured graph added: replay executes no Python, so the host's count is ours."""
+        if self.counted is not None:
+            self.counted += 1
+
+    @property
+    def longest(self) -> int:
+        """Largest of `lengths`; waits for the device where nobody counts."""
+        return int(self.lengths.max()) if self.counted is None else self.counted
 
 
 @dataclass(frozen=True)
@@ -95,6 +119,15 @@ class MethodLayer(ABC):
     Keys and values are ``[B, Hkv, T, d]``, post-RoPE, left-aligned: token ``i`` of a row sits in slot
     ``i`` whatever the row's padding was, so that a row behaves as if it ran alone.
     """
+
+    values_exact: ClassVar[bool] = False
+    """Whether `stored_values` gives the model's own values, which a probe then reads once. A class with values of its
+    own says so anew."""
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if "stored_values" in vars(cls) and "values_exact" not in vars(cls):
+            cls.values_exact = False
 
     def __init__(self, geometry: LayerGeometry, rows: RowState, executor: Executor) -> None:
         self.geometry = geometry

@@ -118,7 +118,7 @@ class ExactScoreLayer(DenseLayer):
 
     def select(self, q: Tensor, scale: float) -> Selection:
         """Apply the method's rule to the exact scores."""
-        m, g, n = self.method, self.geometry, int(self.lengths.max())
+        m, g, n = self.method, self.geometry, self.rows.longest
         scores = reference.key_scores(q, self.keys[:, :, :n], scale)
         seen = reference.visible(self.lengths, n)[:, None]
         reduce = unit_logsumexp if m.weighs_mass else reference.unit_max

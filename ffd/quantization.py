@@ -90,7 +90,8 @@ def pack_codes(codes: Tensor) -> Tensor:
 
 def unpack_codes(packed: Tensor) -> Tensor:
     """Invert `pack_codes`: uint8 [..., d / 4] -> uint8 [..., d] with values 0..3."""
-    return torch.cat([(packed >> (2 * plane)) & 3 for plane in range(CODES_PER_BYTE)], dim=-1)
+    shifts = torch.arange(0, 8, 8 // CODES_PER_BYTE, dtype=torch.uint8, device=packed.device)
+    return ((packed.unsqueeze(-2) >> shifts[:, None]) & 3).flatten(-2)
 
 
 def odd_levels(packed: Tensor) -> Tensor:
@@ -107,7 +108,7 @@ def odd_levels(packed: Tensor) -> Tensor:
         float32 [..., d] with values -3, -1, 1, 3. Odd integers need no zero point, hence no
         cancelling sum over the query (the official kernel subtracts ``1.5 * sum(q * scale)``).
     """
-    return (unpack_codes(packed).to(torch.int8) * 2 - 3).float()
+    return torch.add(torch.tensor(-3.0), unpack_codes(packed), alpha=2)  # one pass over what is large
 
 
 def quantize_blocks(keys: Tensor, levels: Levels, residual: Residual) -> QuantizedBlocks:

@@ -57,6 +57,8 @@ def followed(
     if patch is not None:
         play_captured_steps(patch, beside, own)
     scores = compare_forced(beside, own, prompts, continuation)
+    for cache in (beside.cache, own.cache):
+        assert cache.rows.longest == int(cache.rows.lengths.max())
     tokens = continuation.tokens
     steps = sum(len(row) - 1 for row in tokens)
     return Outcome(

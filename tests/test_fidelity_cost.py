@@ -64,7 +64,7 @@ def test_a_probed_step_costs_the_same_whatever_the_layers() -> None:
     few, many = (operations(FFD(block_size=64), layers) for layers in (2, 12))
     assert few == many
     assert many.total() <= 680  # views included
-    assert sum(many[name] for name in READS) <= 2  # how long the rows are, for the method and for dense
+    assert sum(many[name] for name in READS) == 0  # the host goes on to the next steps while the device compares
 
 
 def test_layers_that_do_not_fit_at_once_are_added_together(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -80,7 +80,7 @@ def test_no_method_pays_much_for_a_layer(name: str) -> None:
     method = create(name, method_class(name).small_knobs)
     few, many = (operations(method, layers) for layers in (2, 6))
     assert (many.total() - few.total()) / 4 <= 3  # what vmap cannot batch
-    assert sum(many[name] for name in READS) <= 2
+    assert sum(many[name] for name in READS) == 0
 
 
 def layer_steps(method: Method, dtype: torch.dtype = torch.float32) -> list[LayerStep]:
@@ -123,6 +123,17 @@ def test_layers_select_together_what_each_selects(method: Method, dtype: torch.d
         torch.testing.assert_close(value, expected, rtol=1e-5, atol=1e-5, equal_nan=True, msg=name)
     values = torch.cat([step.storage.stored_values(9) for step in steps])
     assert torch.equal(together.stored_values(9), values)
+    own = torch.cat([step.dense.stored_values(9) for step in steps])
+    assert torch.equal(values, own) == steps[0].storage.values_exact
+
+
+def test_values_of_a_methods_own_are_exact_only_where_it_says_so() -> None:
+    class Rounded(StridedLayer):
+        def stored_values(self, num_tokens: int) -> Tensor:
+            return super().stored_values(num_tokens).half()
+
+    assert StridedLayer.values_exact
+    assert not Rounded.values_exact
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ import torch
 from eval.fidelity.catalogue import METRICS, SET_SIZES
 from eval.fidelity.exact import ExactStep
 from eval.fidelity.metrics import Observation, observe, output_errors
-from eval.fidelity.ranks import average_ranks, spearman, spearman_in_order
+from eval.fidelity.ranks import spearman, spearman_in_order, twice_average_ranks
 from ffd.methods import Selection
 from ffd.reference import key_scores, masked_attention, union_over_group, visible
 
@@ -168,9 +168,11 @@ def brute_force(case: Case, b: int, h: int) -> dict[str, float | None]:
     }
 
 
-@pytest.mark.parametrize("shift", [False, True])
-def test_every_metric_equals_its_definition(shift: bool) -> None:
+@pytest.mark.parametrize(("shift", "exact_values"), [(False, False), (True, False), (False, True)])
+def test_every_metric_equals_its_definition(shift: bool, exact_values: bool) -> None:
     case = make_case(shift=shift)
+    if exact_values:
+        case.stored = case.values
     observed = observe_all(case)
     assert set(observed) == {metric.name for metric in METRICS}
     undefined: set[str] = set()
@@ -259,7 +261,7 @@ def test_spearman_agrees_with_scipy_on_ties() -> None:
     y = x + torch.randint(0, 6, (20, 50), generator=g)
     got = spearman(x, y, torch.ones(50, dtype=torch.bool))
     assert got.tolist() == pytest.approx([scipy_stats.spearmanr(a, b).statistic for a, b in zip(x, y, strict=True)])
-    assert average_ranks(x).tolist() == [(scipy_stats.rankdata(row) - 1).tolist() for row in x]
+    assert twice_average_ranks(x).tolist() == [(2 * (scipy_stats.rankdata(row) - 1)).tolist() for row in x]
 
 
 @pytest.mark.parametrize("missing", [0.0, 0.3, 1.0])

@@ -255,6 +255,8 @@ def test_on_a_gpu_a_pair_leaves_what_separate_steps_leave(
         probe.start()
         answer = GreedyTokens(64)
         scores = compare_forced(beside, own, prompts, answer)
+        for cache in (beside.cache, own.cache):
+            assert cache.rows.longest == int(cache.rows.lengths.max())
         ledgers = [read_ledger(engine.cache, 63) for engine in (beside, own)]
         assert all(ledger.complete for ledger in ledgers)
         outcomes.append((answer.tokens, scores, summary(probe.take()), [ledger.totals() for ledger in ledgers]))

@@ -72,6 +72,7 @@ def compare(steps: Sequence[LayerStep], unit: int) -> dict[str, Observation]:
     observed = observe(exact, selection, steps[0].storage.geometry.num_kv_heads, unit)
     outputs = [step.out for step in steps if step.out is not None]
     if outputs:
-        values, as_stored = (layers.stored_values(scores.shape[-1]) for layers in (dense, stored))
+        values = dense.stored_values(scores.shape[-1])
+        as_stored = values if steps[0].storage.values_exact else stored.stored_values(scores.shape[-1])
         observed |= output_errors(exact, values, selection, as_stored, torch.cat(outputs))
     return observed

@@ -20,7 +20,7 @@ from eval.fidelity.catalogue import PROXY_GAP, SALIENT_DELTA, SALIENT_MASS, SET_
 from eval.fidelity.exact import ExactStep
 from eval.fidelity.ranks import spearman, spearman_in_order
 from ffd.methods import Selection
-from ffd.reference import masked_attention, unit_max, visible
+from ffd.reference import group_heads, masked_attention, unit_max, visible
 
 
 @dataclass(frozen=True)
@@ -167,14 +167,11 @@ def output_errors(
     selection
         What the method attended to, and its scores.
     stored_values
-        [B, Hkv, N, d], values as the method stores them.
+        [B, Hkv, N, d], values as the method stores them; ``values`` itself where it stores those.
     out
         [B, Hq, d], what the executor that ran gave.
     """
-    everything = exact.visible.expand_as(exact.scores)
-    got = out.double()
-    dense = masked_attention(exact.scores, everything, values)[0].double()
-    same = masked_attention(selection.scores, selection.attended, stored_values)[0].double()
+    got, dense, same = out.double(), *_outputs(exact, values, selection, stored_values)
     size, own, same_size, error, same_error = torch.stack((dense, got, same, got - dense, got - same)).norm(dim=-1)
     # A head whose values are all zero, as pruning leaves it, is met exactly: no 0 / 0.
     relative, same_relative = (e.where(e == 0, e / n) for e, n in ((error, size), (same_error, same_size)))
@@ -183,6 +180,22 @@ def output_errors(
         "output_rel_error": Observation(relative),
         "executor_rel_error": Observation(same_relative),
     }
+
+
+def _outputs(exact: ExactStep, values: Tensor, selection: Selection, stored_values: Tensor) -> tuple[Tensor, Tensor]:
+    """Outputs of dense attention and of the method's reference: float64 [B, Hq, d] each."""
+    heads = [(exact.scores, exact.visible.expand_as(exact.scores)), (selection.scores, selection.attended)]
+    if stored_values is not values:
+        both = (masked_attention(*h, v)[0] for h, v in zip(heads, (values, stored_values), strict=True))
+    else:  # read once: every kv head serves its group twice
+        groups = (
+            torch.stack([group_heads(x, values.shape[1]) for x in pair], dim=2) for pair in zip(*heads, strict=True)
+        )
+        scores, attended = (x.flatten(1, 3) for x in groups)
+        out = masked_attention(scores, attended, values)[0]
+        both = (x.flatten(1, 2) for x in out.unflatten(1, (values.shape[1], 2, -1)).unbind(2))
+    dense, same = (out.double() for out in both)
+    return dense, same
 
 
 def rank_correlations(exact: ExactStep, estimate: Tensor, unit: int) -> dict[str, Observation]:

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 
-def average_ranks(x: Tensor, count: Tensor | None = None) -> Tensor:
-    """Ranks from 0 of the last axis, ties sharing the mean of theirs.
+def twice_average_ranks(x: Tensor, count: Tensor | None = None) -> Tensor:
+    """Twice the ranks from 0 of the last axis, ties sharing the mean of theirs: integers, which sums leave exact.
 
     Parameters
     ----------
@@ -19,7 +19,7 @@ def average_ranks(x: Tensor, count: Tensor | None = None) -> Tensor:
     Returns
     -------
     Tensor
-        float64 [..., N]; anything at entries that do not rank.
+        int32 [..., N]; anything at entries that do not rank.
     """
     x = x.contiguous()
     ordered = torch.sort(x, dim=-1).values
@@ -29,11 +29,11 @@ def average_ranks(x: Tensor, count: Tensor | None = None) -> Tensor:
     last = torch.searchsorted(ordered, x, right=True, out_int32=True)
     if count is not None:
         last = last.minimum(count)
-    return (first + last - 1).double() / 2
+    return first + last - 1
 
 
-def ordered_ranks(ordered: Tensor, counted: Tensor) -> Tensor:
-    """`average_ranks` of entries that are sorted already, some of which do not rank: no sort, and a search in order.
+def twice_ordered_ranks(ordered: Tensor, counted: Tensor) -> Tensor:
+    """`twice_average_ranks` of entries that are sorted already, some of which do not rank: no sort, a search in order.
 
     Parameters
     ----------
@@ -45,12 +45,12 @@ def ordered_ranks(ordered: Tensor, counted: Tensor) -> Tensor:
     Returns
     -------
     Tensor
-        float64 [..., N]; anything at entries that do not rank.
+        int32 [..., N]; anything at entries that do not rank.
     """
     # Entry i: how many of the first i entries rank.
     before = torch.nn.functional.pad(counted.cumsum(dim=-1, dtype=torch.int32), (1, 0))
     first, last = (before.gather(-1, torch.searchsorted(ordered, ordered, right=right)) for right in (False, True))
-    return (first + last - 1).double() / 2
+    return first + last - 1
 
 
 def spearman(x: Tensor, y: Tensor, mask: Tensor) -> Tensor:
@@ -71,7 +71,7 @@ def spearman(x: Tensor, y: Tensor, mask: Tensor) -> Tensor:
     both = torch.stack((x, y))
     out = ~mask | both.isnan().any(dim=0)
     n = _left(out)
-    return _correlation(average_ranks(both.masked_fill(out, torch.inf), n), out, n)
+    return _correlation(twice_average_ranks(both.masked_fill(out, torch.inf), n), out, n)
 
 
 def spearman_in_order(x: Tensor, descending: Tensor, mask: Tensor) -> Tensor:
@@ -94,7 +94,7 @@ def spearman_in_order(x: Tensor, descending: Tensor, mask: Tensor) -> Tensor:
     out = ~mask | x.isnan()
     n = _left(out)
     # Both sides turned round, so that the sorted one ascends: the correlation is the same.
-    ranks = average_ranks((-x).masked_fill(out, torch.inf), n), ordered_ranks(-descending, ~out)
+    ranks = twice_average_ranks((-x).masked_fill(out, torch.inf), n), twice_ordered_ranks(-descending, ~out)
     return _correlation(torch.stack(ranks), out, n)
 
 
@@ -103,10 +103,10 @@ def _left(out: Tensor) -> Tensor:
     return out.shape[-1] - out.sum(dim=-1, keepdim=True, dtype=torch.int32)
 
 
-def _correlation(ranks: Tensor, out: Tensor, n: Tensor) -> Tensor:
-    """Correlation of two sides' ranks [2, ..., N], of which ``n`` are not ``out``."""
-    # Ranks of n tokens, tied or not, have the mean (n - 1) / 2. Sums of multiples of a quarter are exact, whatever
-    # their order, to 300,000 tokens.
-    centred = (ranks - (n - 1) / 2).masked_fill(out, 0.0)
-    # 0 / 0 for constant rows is the NaN promised; ranks are multiples of a half, so a constant row is exactly 0.
-    return centred.prod(dim=0).sum(dim=-1) / centred.square().sum(dim=-1).prod(dim=0).sqrt()
+def _correlation(twice_ranks: Tensor, out: Tensor, n: Tensor) -> Tensor:
+    """Correlation of two sides' ranks, twice them int32 [2, ..., N], of which ``n`` are not ``out``."""
+    # Ranks of n tokens, tied or not, have the mean (n - 1) / 2. Sums of integers are exact, whatever their order: to
+    # 300,000 tokens.
+    centred = (twice_ranks - (n - 1)).masked_fill(out, 0).double()
+    # 0 / 0 for constant rows is the NaN promised: a constant row is exactly 0.
+    return centred[0].mul(centred[1]).sum(dim=-1) / centred.square().sum(dim=-1).prod(dim=0).sqrt()

@@ -74,6 +74,7 @@ class Steps:
         state.position.fill_(self.tokens)
         state._new_tokens.fill_(1)
         self.cache.rows.lengths.fill_(self.tokens)
+        self.cache.rows.counted = self.tokens
         self.cache.seen_tokens = self.tokens
 
     def window(self, *, eager: bool = False) -> None:

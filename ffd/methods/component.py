@@ -167,7 +167,7 @@ class ComponentLayer(DenseLayer):
 
     def select(self, q: Tensor, scale: float) -> Selection:
         """Apply the rule of the module's docstring."""
-        m, g, n = self.method, self.geometry, int(self.lengths.max())
+        m, g, n = self.method, self.geometry, self.rows.longest
         exact = reference.key_scores(q, self.keys[:, :, :n], scale)
         scan = exact.clone()
         if self.thumbnails is not None:

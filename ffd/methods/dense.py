@@ -34,6 +34,8 @@ class Dense(Method):
 class DenseLayer(MethodLayer):
     """Keys and values in the model's dtype, head-major [B, Hkv, capacity, d]."""
 
+    values_exact = True
+
     def __init__(self, geometry: LayerGeometry, rows: RowState, executor: Executor) -> None:
         super().__init__(geometry, rows, executor)
         g = geometry
@@ -58,7 +60,7 @@ class DenseLayer(MethodLayer):
 
     def select(self, q: Tensor, scale: float) -> Selection:
         """Everything."""
-        n = int(self.lengths.max())
+        n = self.rows.longest
         scores = reference.key_scores(q, self.keys[:, :, :n], scale)
         everything = reference.visible(self.lengths, n)[:, None].expand_as(scores)
         return Selection(

@@ -220,7 +220,7 @@ class KiviLayer(MethodLayer):
 
     def select(self, q: Tensor, scale: float) -> Selection:
         """Everything; ``scanned`` and ``estimated`` count the quantised keys and values, for `bytes_read`."""
-        n = int(self.lengths.max())
+        n = self.rows.longest
         scores = reference.key_scores(q, self.stored_keys(n), scale)
         everything = reference.visible(self.lengths, n)[:, None].expand_as(scores)
         return Selection(

@@ -90,7 +90,7 @@ class QuestLayer(DenseLayer):
 
     def select(self, q: Tensor, scale: float) -> Selection:
         """Apply the rule of the module's docstring."""
-        m, g, n = self.method, self.geometry, int(self.lengths.max())
+        m, g, n = self.method, self.geometry, self.rows.longest
         bounds = self.bounds.scores(q, scale, -(-n // m.page_size))
         ranked = pool_group(bounds, g.num_kv_heads) if m.select_per == "group" else bounds
         kept = choose_pages(ranked, self.lengths, m.budget, m.page_size, m.last_page)

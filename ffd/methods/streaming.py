@@ -57,7 +57,7 @@ class StreamingLayer(DenseLayer):
 
     def select(self, q: Tensor, scale: float) -> Selection:
         """Sinks and window, for every head alike."""
-        n = int(self.lengths.max())
+        n = self.rows.longest
         scores = reference.key_scores(q, self.keys[:, :, :n], scale)
         kept = self.kept(n)[:, None].expand_as(scores)
         return Selection(

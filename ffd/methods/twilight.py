@@ -126,7 +126,7 @@ class TwilightLayer(DenseLayer):
 
     def select(self, q: Tensor, scale: float) -> Selection:
         """Apply the rule of the module's docstring."""
-        m, g, n = self.method, self.geometry, int(self.lengths.max())
+        m, g, n = self.method, self.geometry, self.rows.longest
         seen = reference.visible(self.lengths, n)[:, None]
         base, scanned = self._base(q, scale, n)
         codes = unpack_planes(self.codes[:, :, :n], ESTIMATE_BITS)

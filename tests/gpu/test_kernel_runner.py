@@ -36,6 +36,7 @@ def test_every_method_is_timed_in_every_mode() -> None:
 
 def test_a_cold_cache_is_slower_than_a_hot_one() -> None:
     modes = (Mode("graph", "cold"), Mode("graph", "hot"))
-    rows = {row.l2: row for row in PointRun(point(Shape(1, 16384), {}, (), modes), 1e6, "cuda").rows()
+    # 34 MB of keys and values, which a large L2 holds; at 16384 tokens it did not, and the test failed now and then.
+    rows = {row.l2: row for row in PointRun(point(Shape(1, 8192), {}, (), modes), 1e6, "cuda").rows()
             if isinstance(row, Row) and row.method == "dense"}  # fmt: skip
     assert rows["cold"].time_us > rows["hot"].time_us
