@@ -13,6 +13,7 @@ from transformers.cache_utils import CacheLayerMixin
 from ffd.handle import Handle
 from ffd.methods import MethodLayer
 from ffd.methods.dense import DenseLayer
+from ffd.streams import at_once
 from ffd.support import UnsupportedModelError, refused_model
 
 if TYPE_CHECKING:
@@ -48,14 +49,18 @@ class DecodeHandle(Handle):
             raise refused_model(self.model_type, why)
         if self.token is None:
             raise RuntimeError("attend: this handle was not handed out by an update of the cache")
-        out = self.storage.step(*self.token, q, scale)
-        if self.shadow is not None:
-            self.shadow.append(*self.token)
+        token, storage, shadow = self.token, self.storage, self.shadow
+        if shadow is not None and self.cache.follow_dense:
+            out, handed_on = at_once(
+                lambda: storage.step(*token, q, scale), lambda: shadow.step(*token, q, scale), q.device, "shadow"
+            )
+        else:
+            out = handed_on = storage.step(*token, q, scale)
+            if shadow is not None:
+                shadow.append(*token)
         if self.cache.probe is not None:
             self.cache.probe(self, q, scale, out)
-        if self.cache.follow_dense and self.shadow is not None:
-            return self.shadow.decode(q, scale)
-        return out
+        return handed_on
 
 
 class MethodCacheLayer(CacheLayerMixin):

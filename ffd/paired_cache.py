@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 import torch
@@ -13,11 +12,7 @@ from transformers.cache_utils import Cache
 from ffd.cache import SparseCache
 from ffd.cache_layer import DecodeHandle
 from ffd.handle import Handle
-
-
-@cache
-def _beside(device: torch.device) -> torch.cuda.Stream:
-    return torch.cuda.Stream(device)
+from ffd.streams import at_once
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,17 +30,10 @@ class PairedHandle(Handle):
     def attend(self, q: Tensor, scale: float) -> Tensor:
         """Decode one step of each cache: q [2B, Hq, d], the first's rows first -> [2B, Hq, d]."""
         of_first, of_second = q.chunk(2)
-        if not q.is_cuda:
-            return torch.cat([self.first.attend(of_first, scale), self.second.attend(of_second, scale)])
-        # One decode step of few rows leaves most of a GPU idle: both at the same time. Each stream waits for the other
-        # wherever it takes over, so that neither reuses memory which the other still reads.
-        here, beside = torch.cuda.current_stream(), _beside(q.device)
-        beside.wait_stream(here)
-        with torch.cuda.stream(beside):
-            second = self.second.attend(of_second, scale)
-        first = self.first.attend(of_first, scale)
-        here.wait_stream(beside)
-        return torch.cat([first, second])
+        first, second = self.first, self.second
+        return torch.cat(
+            at_once(lambda: first.attend(of_first, scale), lambda: second.attend(of_second, scale), q.device, "pair")
+        )
 
 
 class PairedCache(Cache):
