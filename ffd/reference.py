@@ -66,9 +66,17 @@ def masked_attention(scores: Tensor, attended: Tensor, values: Tensor) -> tuple[
     num_kv_heads = values.shape[1]
     # Stale slots may hold NaN, and 0 * NaN is NaN: values no head of the group attends to are cleared.
     used = group_heads(attended, num_kv_heads).any(dim=2)
-    values = values.masked_fill(~used[..., None], 0.0).float()
-    out = group_heads(weights, num_kv_heads) @ values
+    out = group_heads(weights, num_kv_heads) @ cleared(values, used).float()
     return out.flatten(1, 2), logsumexp
+
+
+def cleared(values: Tensor, used: Tensor) -> Tensor:
+    """Zero the values [B, Hkv, N, d] of tokens that are not ``used``, bool [B, Hkv, N]."""
+    strides = (values.shape[-1], *values.stride()[:-1], values.storage_offset())
+    if values.stride(-1) == 1 and all(n * values.itemsize % 8 == 0 for n in strides):
+        # Eight bytes at a time, zero in either type: to spread a mask over channels is slow, of a whole cache.
+        return values.view(torch.int64).masked_fill(~used[..., None], 0).view(values.dtype)
+    return values.masked_fill(~used[..., None], 0.0)
 
 
 def near_tokens(lengths: Tensor, num_tokens: int, n_sink: int, n_local: int) -> Tensor:

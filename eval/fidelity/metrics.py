@@ -141,8 +141,11 @@ def lse_errors(exact: ExactStep, selection: Selection) -> dict[str, Observation]
     the quantisation part what approximate scores of the attended ones add. Scores of centred keys
     are compared after adding the constant that centring took from the whole row.
     """
-    scores = torch.stack((exact.precise, natural(selection.scores.double(), selection)))
-    true, used = torch.logsumexp(scores.masked_fill(~selection.attended, -torch.inf), dim=-1)
+    left_out = ~selection.attended
+    true, used = (
+        torch.logsumexp(scores.masked_fill(left_out, -torch.inf), dim=-1)
+        for scores in (exact.precise, natural(selection.scores.double(), selection))
+    )
     quantisation = used - true
     return {
         "lse_error": Observation((exact.logsumexp - used).abs()),
