@@ -27,7 +27,7 @@ from experiments.lifecycle import Rows, StudyRun, code_and_machine
 from experiments.progress import console
 from experiments.refusals import knob_refusal
 from experiments.replay import trace_paths
-from experiments.table import number, results
+from experiments.table import number, results, status_line
 from experiments.tracker import Tracker
 from ffd.kernels.launch import INTERPRETED
 from ffd.methods import KnobError, create, method_class
@@ -223,8 +223,7 @@ class KernelRun(StudyRun):
         for name, value in summary["slopes_us_per_1000_tokens"].items():
             results().print(f"slope of {name}: {value:.4f} us per 1000 tokens")
         results().print(f"gate: {summary['gate']['checked']}; largest error {summary['gate']['max_rel_error']}")
-        status = summary["status"] + (f": {summary['reason']}" if summary["reason"] else "")
-        results().print(f"status {status} · run {summary['run_id']}")
+        results().print(status_line(summary))
 
 
 _OF_THE_RUN = ("run_id", "status", "reason", "runner", "method", "task", "environment")
