@@ -22,7 +22,7 @@ from experiments.engines import make_method
 from experiments.errors import UsageError
 from experiments.fidelity_log import FidelityLog, page_unit
 from experiments.fidelity_table import print_fidelity
-from experiments.laws import VOIDING, laws_of_a_run
+from experiments.laws import laws_of_a_run, problem
 from experiments.lifecycle import Rows, StudyRun, code_and_machine
 from experiments.progress import console
 from experiments.table import number
@@ -142,9 +142,8 @@ class FidelityRun(StudyRun):
         validity["separate_steps"] = ordered[0]["separate_steps"] if ordered else None
         laws = laws_of_a_run(self.method, validity, metrics, predictions) if ordered else []
         broken = [law for law in laws if not law.holds]
-        voided = [law.detail for law in laws[:VOIDING] if not law.holds]
         return {
-            "problem": voided[0] if voided else None,
+            "problem": problem(laws),
             "trajectory": "dense",
             "method": dict(self.config.method),
             "model": {"name": self.workload.model.label, "revision": self.workload.model.revision},
