@@ -62,6 +62,11 @@ class ReplayRun(StudyRun):
         self.paths = paths
         self.points = config.fidelity.sweep
 
+    @property
+    def methods(self) -> Sequence[str]:
+        """Those of the points."""
+        return [point.method["name"] for point in self.points]
+
     def plan(self, done: Rows) -> str:
         """Points and traces."""
         return f"{len(self.points)} points over {len(self.paths)} traces, {len(done)} done"

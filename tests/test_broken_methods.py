@@ -77,6 +77,85 @@ def test_outputs_that_are_not_finite_make_a_run_invalid(runner, elsewhere, tiny_
         assert summary["forced"]["kl_max"] is None
 
 
+RAISES = '''
+from dataclasses import dataclass
+
+import torch
+
+from ffd.methods import Method, SearchKnob
+from ffd.methods.topk import TopK
+
+
+@dataclass(frozen=True)
+class Raises(Method):
+    """Raises where it is told to."""
+
+    name = "raises"
+    search_knob = SearchKnob("budget", 1, 100)
+
+    budget: int = 8
+    at: str = ""
+
+    def new_layer(self, geometry, rows, executor):
+        if self.at == "new_layer":
+            raise KeyError("heads")
+        layer = TopK(token_budget=8).new_layer(geometry, rows, executor)
+        if self.at:
+            setattr(layer, self.at, broken)
+        return layer
+
+
+def broken(q, scale):
+    return q @ torch.ones(3, 3)
+'''
+SAID = {
+    "new_layer": "KeyError in new_layer (",
+    "select": "RuntimeError in broken (",
+    "decode": "RuntimeError in broken (",
+}
+
+
+@pytest.mark.parametrize("at", SAID)
+@pytest.mark.parametrize("runner", ["accuracy", "fidelity", "replay", "match"])
+def test_an_error_of_a_method_is_reported_with_its_name(
+    at, runner, elsewhere, tiny_folder, tmp_path, monkeypatch, capsys
+):
+    """Once the line had the message alone; while a knob was matched it was a traceback."""
+    module = f"raises_{runner}_{at}"
+    (elsewhere / f"{module}.py").write_text(RAISES)
+    given = ["method=dense", f"method.name={module}:Raises", f"+method.at={at}", *common(tiny_folder, tmp_path, 1)]
+    match = ["match.keep_io=0.1", "match.samples=1", "+method.budget=8"]
+    save_trace(tmp_path / "traces" / "one.safetensors", values=True)
+    points = f"{{quest: {{}}, mine: {{method: '{module}:Raises', at: [{at}]}}}}"
+    arguments = {
+        "accuracy": ["runner=accuracy", "fidelity.every=1", *given],
+        "fidelity": ["runner=fidelity", *given],
+        "match": ["runner=fidelity", *match, *given],
+        "replay": [*replay(points, tmp_path / "traces", tmp_path), "tracker=none"],
+    }
+    assert invoke(arguments[runner], monkeypatch) == 1
+    said = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error: ")]
+    assert len(said) == 1
+    assert f"method={module}:Raises: {SAID[at]}{module}.py, line " in said[0]
+    assert ("'heads'" if at == "new_layer" else "cannot be multiplied") in said[0]
+    if runner != "match":
+        assert summary_of(the_run(tmp_path))["reason"] in said[0]
+
+
+def test_an_error_from_elsewhere_is_not_the_methods(elsewhere, tiny_folder, tmp_path, monkeypatch, capsys):
+    (elsewhere / "innocent.py").write_text(RAISES)
+    monkeypatch.setattr("experiments.fidelity.read_ledger", lambda *_: {}["counters"])
+    given = ["method=dense", "method.name=innocent:Raises", *common(tiny_folder, tmp_path, 1)]
+    assert invoke(["runner=fidelity", *given], monkeypatch) == 1
+    assert ": KeyError: 'counters'; finished samples are kept" in capsys.readouterr().err
+
+
+def test_an_error_of_a_method_in_the_package_is_reported_with_its_name(tiny_folder, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("ffd.methods.streaming.reference.key_scores", lambda *_: {}["queries"])
+    assert invoke(["runner=fidelity", "method=streaming", *common(tiny_folder, tmp_path, 1)], monkeypatch) == 1
+    assert ": method=streaming: KeyError in select (streaming.py, line " in capsys.readouterr().err
+
+
 def save_trace(path, *, values):
     generator = torch.Generator().manual_seed(0)
     keys, exact = torch.randn(2, 1, 1, 40, 16, generator=generator)
