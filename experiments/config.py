@@ -92,6 +92,11 @@ class RunConfig:
         return self.fidelity.every
 
     @property
+    def replays(self) -> bool:
+        """Whether recorded traces take the place of model and prompts."""
+        return self.runner == "fidelity" and self.fidelity.trace == "replay"
+
+    @property
     def fuse(self) -> bool | str:
         """What an engine is given, where all are given the same."""
         return self.fuses[0]
