@@ -66,7 +66,7 @@ class FidelityRun(StudyRun):
         tokens = sum(len(item.prompt) for item in self.workload.items)
         return (
             f"{len(self.workload.items)} prompts, {tokens} tokens, up to {self.workload.items[0].max_new_tokens} "
-            f"decode steps each, every {self.config.fidelity.every}. probed; {len(done)} done"
+            f"decode steps each, 1 in {self.config.fidelity.every} probed; {len(done)} done"
         )
 
     def work(self, rows: Rows, tracker: Tracker) -> None:
@@ -127,9 +127,7 @@ class FidelityRun(StudyRun):
     def summarize(self, rows: Rows) -> dict[str, Any]:
         """Every block of ``summary.json``."""
         ordered = [rows[i.task, i.index] for i in self.workload.items if (i.task, i.index) in rows]
-        text = self.workload.model.config.get_text_config(decoder=True)
-        heads = text.num_attention_heads
-        sparsity, reasons = summarise.sparsity(ordered, heads, getattr(text, "num_key_value_heads", None) or heads)
+        sparsity, reasons = summarise.sparsity(ordered, *summarise.attention_heads(self.workload.model.config))
         log = FidelityLog(self.store.folder / "fidelity", self.unit)
         values, fidelity_reasons = log.summary()
         forced = merged(ordered)
