@@ -38,9 +38,7 @@ def build_summary(
     """
     order = {(s.task, s.index): position for position, s in enumerate(prepared.samples)}
     ordered = sorted(rows, key=lambda row: order[row["task"], row["index"]])
-    text = prepared.model.config.get_text_config(decoder=True)
-    heads = text.num_attention_heads
-    sparsity, sparsity_reasons = summarise.sparsity(ordered, heads, getattr(text, "num_key_value_heads", None) or heads)
+    sparsity, sparsity_reasons = summarise.sparsity(ordered, *summarise.attention_heads(prepared.model.config))
     timing, timing_reasons = summarise.timing(ordered)
     validity, _ = summarise.validity(ordered, prepared.plan, static)
     values, fidelity_reasons = fidelity

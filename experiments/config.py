@@ -12,7 +12,6 @@ from experiments.bench_config import BenchOptions, bench_options
 from experiments.checks import (
     boolean,
     choice,
-    delta,
     group,
     integer,
     names,
@@ -22,7 +21,8 @@ from experiments.checks import (
     text,
     written,
 )
-from experiments.errors import UsageError, as_typed, one_line, removed
+from experiments.errors import UsageError, removed
+from experiments.method_config import method_config
 from experiments.options import (
     MATCH_TARGETS,
     CalibrateOptions,
@@ -53,8 +53,6 @@ _SETTINGS = {
 _MODEL_KEYS = ("name", "path", "revision", "dtype")
 _MOST_SAMPLES = 100_000
 _LARGEST_SEED = 2**32 - 1  # numpy's
-ALIASES = ("delta", "delta_unit")
-"""Top-level keys that stand for the method's knob of the same name."""
 
 
 @dataclass(frozen=True)
@@ -90,6 +88,11 @@ class RunConfig:
     def fidelity_every(self) -> int:
         """Probe each n-th decode step; 0 never."""
         return self.fidelity.every
+
+    @property
+    def replays(self) -> bool:
+        """Whether recorded traces take the place of model and prompts."""
+        return self.runner == "fidelity" and self.fidelity.trace == "replay"
 
     @property
     def fuse(self) -> bool | str:
@@ -151,7 +154,7 @@ def _run_config(composed: Mapping[str, Any], *, multirun: bool) -> RunConfig:
     for key in values:
         if key not in _KEYS:
             raise UsageError(unknown_key(key, f"{key}={written(values[key])}"))
-    method = _method(values, multirun)
+    method = method_config(values, multirun)
     task, model = group(values, "task"), group(values, "model")
     _task_types(task)
     for key in model:
@@ -185,58 +188,6 @@ def _run_config(composed: Mapping[str, Any], *, multirun: bool) -> RunConfig:
         prefill_chunk=engine["prefill_chunk"],
         shard=_shard(values),
     )
-
-
-def _method(values: Mapping[str, Any], multirun: bool) -> dict[str, Any]:
-    from ffd.methods import KnobError, create
-
-    method = group(values, "method")
-    for alias in ALIASES:
-        value = values.get(alias)
-        if value is None:
-            continue
-        if alias in method:
-            method[alias] = value
-        elif not multirun:
-            raise UsageError(f"{alias}={value}: method {method['name']} has no knob {alias}")
-    if "delta" in method:
-        method["delta"] = delta("method.delta" if values.get("delta") is None else "delta", method["delta"])
-    if isinstance(method.get("deltas"), str):
-        method["deltas"] = read_margins(Path(method["deltas"]), method)
-    knobs = {knob: value for knob, value in method.items() if knob != "name"}
-    try:
-        create(method["name"], knobs)
-    except KnobError as error:
-        raise UsageError(as_typed(one_line(error), {alias: values.get(alias) for alias in ALIASES})) from None
-    except TypeError:
-        bad = ", ".join(f"{k}={v}" for k, v in knobs.items())
-        raise UsageError(f"method {method['name']}: a knob has a value of the wrong type ({bad})") from None
-    return method
-
-
-def read_margins(path: Path, method: Mapping[str, Any]) -> list[list[float]]:
-    """Margins per layer and head from the ``method.yaml`` of a calibration.
-
-    The numbers themselves become part of the run's configuration and identity, not the file's name. They hold for the
-    storage and rule they were found with, so the other knobs must be the same.
-    """
-    import yaml
-
-    if path == Path():  # nothing was given
-        raise UsageError("method.deltas=: expected the method.yaml of runner=calibrate, with deltas")
-    try:
-        stored = yaml.safe_load(path.read_text())
-        margins = [list(row) for row in stored["deltas"]]
-    except OSError as error:
-        raise UsageError(f"method.deltas={path}: cannot be read ({error.strerror})") from None
-    except (yaml.YAMLError, UnicodeDecodeError, TypeError, KeyError):
-        raise UsageError(f"method.deltas={path}: expected the method.yaml of runner=calibrate, with deltas") from None
-    for knob, value in stored.items():
-        if knob not in ("delta", "deltas") and method.get(knob) != value:
-            raise UsageError(
-                f"method.{knob}={method.get(knob)}: expected {value}, with which method.deltas={path} was calibrated"
-            )
-    return margins
 
 
 def _shard(values: Mapping[str, Any]) -> str | None:

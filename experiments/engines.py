@@ -1,4 +1,4 @@
-"""What runners build engines from: the method, and how a prompt is divided."""
+"""What runners build engines from: model, method, and how a prompt is divided."""
 
 from __future__ import annotations
 
@@ -6,10 +6,18 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from eval.models import ModelSpec
     from ffd.methods import Method
 
 GPU_PREFILL_CHUNK = 32768
 """Prompt tokens per forward on a GPU, where a whole long prompt's activations would not fit."""
+
+
+def model_spec(model: Mapping[str, Any]) -> ModelSpec:
+    """Which model is meant, from its resolved configuration; null stands for the default."""
+    from eval.models import ModelSpec
+
+    return ModelSpec(**{key: value for key, value in model.items() if value is not None})
 
 
 def make_method(method: Mapping[str, Any]) -> Method:

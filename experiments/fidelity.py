@@ -22,7 +22,7 @@ from experiments.engines import make_method
 from experiments.errors import UsageError
 from experiments.fidelity_log import FidelityLog, page_unit
 from experiments.fidelity_table import print_fidelity
-from experiments.laws import VOIDING, laws_of_a_run
+from experiments.laws import laws_of_a_run, problem
 from experiments.lifecycle import Rows, StudyRun, code_and_machine
 from experiments.progress import console
 from experiments.table import number
@@ -66,7 +66,7 @@ class FidelityRun(StudyRun):
         tokens = sum(len(item.prompt) for item in self.workload.items)
         return (
             f"{len(self.workload.items)} prompts, {tokens} tokens, up to {self.workload.items[0].max_new_tokens} "
-            f"decode steps each, every {self.config.fidelity.every}. probed; {len(done)} done"
+            f"decode steps each, 1 in {self.config.fidelity.every} probed; {len(done)} done"
         )
 
     def work(self, rows: Rows, tracker: Tracker) -> None:
@@ -127,9 +127,7 @@ class FidelityRun(StudyRun):
     def summarize(self, rows: Rows) -> dict[str, Any]:
         """Every block of ``summary.json``."""
         ordered = [rows[i.task, i.index] for i in self.workload.items if (i.task, i.index) in rows]
-        text = self.workload.model.config.get_text_config(decoder=True)
-        heads = text.num_attention_heads
-        sparsity, reasons = summarise.sparsity(ordered, heads, getattr(text, "num_key_value_heads", None) or heads)
+        sparsity, reasons = summarise.sparsity(ordered, *summarise.attention_heads(self.workload.model.config))
         log = FidelityLog(self.store.folder / "fidelity", self.unit)
         values, fidelity_reasons = log.summary()
         forced = merged(ordered)
@@ -142,9 +140,8 @@ class FidelityRun(StudyRun):
         validity["separate_steps"] = ordered[0]["separate_steps"] if ordered else None
         laws = laws_of_a_run(self.method, validity, metrics, predictions) if ordered else []
         broken = [law for law in laws if not law.holds]
-        voided = [law.detail for law in laws[:VOIDING] if not law.holds]
         return {
-            "problem": voided[0] if voided else None,
+            "problem": problem(laws),
             "trajectory": "dense",
             "method": dict(self.config.method),
             "model": {"name": self.workload.model.label, "revision": self.workload.model.revision},

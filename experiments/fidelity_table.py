@@ -6,7 +6,7 @@ from typing import Any
 
 from rich.table import Table
 
-from experiments.table import number, results
+from experiments.table import number, results, status_line
 
 
 def print_fidelity(summary: dict[str, Any]) -> None:
@@ -44,8 +44,7 @@ def print_fidelity(summary: dict[str, Any]) -> None:
     results().print(out)
     print_broken(summary["laws"])
     results().print(f"counted: {summary['counted']}")
-    status = summary["status"] + (f": {summary['reason']}" if summary["reason"] else "")
-    results().print(f"status {status} · run {summary['run_id']}")
+    results().print(status_line(summary))
 
 
 def print_broken(laws: list[dict[str, Any]]) -> None:

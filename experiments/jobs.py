@@ -8,9 +8,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from experiments.config import ALIASES, run_config
+from experiments.config import run_config
 from experiments.errors import UsageError, hydra_line
 from experiments.keys import CONF, choice
+from experiments.method_config import ALIASES
 from experiments.suggestions import meant_instead
 
 _GROUPS_WITH_KNOBS = ("method", "task")

@@ -11,8 +11,6 @@ from typing import Any
 from eval.fidelity.catalogue import PROXY_GAP
 from ffd.methods import Method, create, method_class
 
-VOIDING = 2
-"""So many of a run's laws, the first ones, make it invalid where they are broken; the others label it."""
 TOLERANCE = 1e-6
 """Of sums of float64 ratios."""
 NOISE = 0.01
@@ -27,6 +25,8 @@ class Law:
     law: str
     holds: bool
     detail: str
+    voids: bool = False
+    """Whether a run that breaks it is invalid; the others label it."""
 
     def as_dict(self) -> dict[str, Any]:
         """JSON-ready."""
@@ -48,18 +48,13 @@ def laws_of_a_run(
         `eval.fidelity.aggregate` of the run.
     forced
         Summary of the teacher-forced predictions.
-
-    Returns
-    -------
-    list[Law]
-        The first `VOIDING` of them make a run invalid.
     """
     path = f"{validity['sparse_steps']} sparse + {validity['dense_steps']} dense of {validity['expected_steps']}"
     taken = validity["sparse_steps"] + validity["dense_steps"] == validity["expected_steps"]
     finite = forced["kl_mean"] is not None or not forced["tokens"]
     laws = [
-        Law("every configured layer-step took its path", taken, path),
-        Law("every prediction is finite", finite, "finite" if finite else "a prediction was not finite"),
+        Law("every configured layer-step took its path", taken, path, voids=True),
+        Law("every prediction is finite", finite, "finite" if finite else "a prediction was not finite", voids=True),
     ]
 
     def bound(law: str, metric: str, kind: str, holds: Any) -> None:
@@ -91,10 +86,23 @@ def laws_of_a_sweep(rows: Sequence[Mapping[str, Any]]) -> list[Law]:
     Parameters
     ----------
     rows
-        Of each point: ``label, rule, method, keep_head, keep_io, mass_recall, set_recall_own_size``.
+        Of each point: ``label, rule, method, keep_head, keep_io, mass_recall, set_recall_own_size``, and ``broken``:
+        why a figure that every sound method has is missing, or None.
     """
     measured = [row for row in rows if row["mass_recall"] is not None]
-    return [*_monotone(measured), *_oracles_are_exact(measured), *_below_the_oracles(measured)]
+    return [_finite(rows), *_monotone(measured), *_oracles_are_exact(measured), *_below_the_oracles(measured)]
+
+
+def problem(laws: Sequence[Law]) -> str | None:
+    """Why laws that are broken make a run invalid, or None where none does."""
+    return next((law.detail for law in laws if law.voids and not law.holds), None)
+
+
+def _finite(rows: Sequence[Mapping[str, Any]]) -> Law:
+    broken = [f"{row['label']}: {row['broken']}" for row in rows if row["broken"] is not None]
+    others = f" (and {len(broken) - 1} more of {len(rows)} points)" if broken[1:] else ""
+    detail = broken[0] + others if broken else f"{len(rows)} points"
+    return Law("every point is finite", not broken, detail, voids=True)
 
 
 def _monotone(rows: Sequence[Mapping[str, Any]]) -> list[Law]:

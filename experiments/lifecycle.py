@@ -12,6 +12,7 @@ from experiments.config import RunConfig
 from experiments.environment import describe as describe_environment
 from experiments.environment import device_class, versions
 from experiments.errors import INVALID_EXIT, RunFailedError, UsageError, one_line
+from experiments.failures import failure
 from experiments.identity import code_fingerprint, run_id
 from experiments.progress import console
 from experiments.refusals import refusals
@@ -40,6 +41,11 @@ class StudyRun(ABC):
         self.store = store or RunStore(config.root, run_id(identity))
         self.tables: dict[str, Sequence[Mapping[str, Any]]] = {}
         """Per-layer tables that the tracker gets in the end."""
+
+    @property
+    def methods(self) -> Sequence[str]:
+        """Names of the methods that run, to say which of them ended it by an error."""
+        return (self.identity["method"]["name"],)
 
     @abstractmethod
     def plan(self, done: Rows) -> str:
@@ -115,11 +121,12 @@ class StudyRun(ABC):
             raise
         except Exception as error:
             self.store.release_reserve()
+            why = failure(error, self.methods)
             try:
-                tracker.finish(self._record(rows, "failed", f"{type(error).__name__}: {one_line(error)}"), {})
+                tracker.finish(self._record(rows, "failed", why), {})
             except OSError:
                 console.print("the failure itself could not be recorded: the disk is full")
-            raise RunFailedError(f"run {self.store.run_id}: {one_line(error)}; finished samples are kept") from error
+            raise RunFailedError(f"run {self.store.run_id}: {why}; finished samples are kept") from error
         tracker.finish(summary, self.tables)
         self.show(summary)
         console.print(f"results: {self.store.folder}")

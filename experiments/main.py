@@ -39,7 +39,7 @@ def execute(composed: Mapping[str, Any], *, multirun: bool) -> int:
         from experiments.prompts import run_prompts
 
         return run_prompts(config)
-    if config.runner == "fidelity" and config.fidelity.trace == "replay":
+    if config.replays:
         from experiments.replay import run_replay
 
         return run_replay(config)
@@ -71,5 +71,5 @@ def _refuse_match(config: RunConfig) -> None:
         return
     if runner not in ("accuracy", "fidelity"):
         raise UsageError(f"match.{target}={config.match.value}: expected null with runner={runner}")
-    if runner == "fidelity" and config.fidelity.trace == "replay":
+    if config.replays:
         raise UsageError(f"match.{target}={config.match.value}: expected null with trace=replay")

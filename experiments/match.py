@@ -16,12 +16,14 @@ from eval.fidelity.replay import replay_steps
 from eval.fidelity.traces import Trace
 from experiments.config import RunConfig
 from experiments.engines import make_method
-from experiments.errors import UsageError
+from experiments.errors import RunFailedError, UsageError
+from experiments.failures import method_failure
 from experiments.files import clear_leftovers, held, read_json, write_atomically
 from experiments.identity import digest
 from experiments.lifecycle import code_and_machine
 from experiments.progress import console
 from experiments.recording import record_traces
+from experiments.refusals import refusals
 from experiments.replay import load_traces
 from experiments.workload import Workload, load_workload
 from ffd.methods import Method, SearchKnob, method_class
@@ -191,9 +193,17 @@ def _searched(config: RunConfig, knob: SearchKnob, workload: Workload, path: Pat
 
     def cost(value: float) -> float:
         method = make_method({**config.method, knob.name: value})
-        return replay_cost(traces, method, target, layers, config.executor)
+        with refusals():
+            return replay_cost(traces, method, target, layers, config.executor)
 
-    found = search(cost, knob, config.match.value, max(int(t.lengths.max()) for t in traces))
+    longest = max(int(t.lengths.max()) for t in traces)
+    try:
+        found = search(cost, knob, config.match.value, longest)
+    except Exception as error:
+        why = method_failure(error, [config.method["name"]])
+        if why is None or isinstance(error, UsageError):
+            raise
+        raise RunFailedError(f"match.{target}={config.match.value}: {why}") from error
     stored = {**vars(found), "method": identity["method"], "target": identity["target"]}
     write_atomically(path, json.dumps(stored, indent=2).encode() + b"\n")
     return found

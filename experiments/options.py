@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from experiments.checks import integer
+from experiments.checks import boolean, choice, integer
 from experiments.errors import UsageError
 
 TRACE_MODES = ("none", "record", "replay")
@@ -95,13 +95,10 @@ class CalibrateOptions:
 
 def fidelity_options(composed: Mapping[str, Any], trace: Any) -> FidelityOptions:
     """Validate ``fidelity.*``; raises `UsageError`."""
-    if trace not in TRACE_MODES:
-        raise UsageError(f"trace={trace}: expected one of {', '.join(TRACE_MODES)}")
+    choice("trace", trace, TRACE_MODES)
     layers = composed["layers"]
     if layers is not None:
         layers = tuple(integer("fidelity.layers", layer, minimum=0) for layer in _list("fidelity.layers", layers))
-    if not isinstance(composed["values"], bool):
-        raise UsageError(f"fidelity.values={composed['values']}: expected true or false")
     return FidelityOptions(
         every=integer("fidelity.every", composed["every"], minimum=0),
         text_file=_path(composed["text_file"]),
@@ -110,7 +107,7 @@ def fidelity_options(composed: Mapping[str, Any], trace: Any) -> FidelityOptions
         new_tokens=integer("fidelity.new_tokens", composed["new_tokens"], minimum=2),
         trace=trace,
         layers=layers,
-        values=composed["values"],
+        values=boolean("fidelity.values", composed["values"]),
         traces=_path(composed["traces"]),
         sweep=sweep_points(composed["sweep"] or {}) if trace == "replay" else (),
     )
@@ -130,11 +127,8 @@ def match_options(composed: Mapping[str, Any]) -> MatchOptions:
 
 def calibrate_options(composed: Mapping[str, Any]) -> CalibrateOptions:
     """Validate ``calibrate.*``; raises `UsageError`."""
-    target, per, value = composed["target"], composed["per"], composed["value"]
-    if target not in CALIBRATE_TARGETS:
-        raise UsageError(f"calibrate.target={target}: expected one of {', '.join(CALIBRATE_TARGETS)}")
-    if per not in CALIBRATE_PER:
-        raise UsageError(f"calibrate.per={per}: expected one of {', '.join(CALIBRATE_PER)}")
+    target = choice("calibrate.target", composed["target"], CALIBRATE_TARGETS)
+    per, value = choice("calibrate.per", composed["per"], CALIBRATE_PER), composed["value"]
     if target == "lse_error":
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0:
             raise UsageError(f"calibrate.value={value}: expected a number of nats > 0")

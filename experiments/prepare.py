@@ -13,6 +13,7 @@ from eval.records import Plan, Sample, Skipped, Suite, reasons
 from eval.suites import make_suite
 from experiments.config import RunConfig
 from experiments.defaults import fill_task
+from experiments.engines import model_spec
 from experiments.errors import UsageError
 from experiments.refusals import refusals
 from experiments.settings import executor_here
@@ -51,7 +52,7 @@ def prepare(config: RunConfig) -> Prepared:
         For a model, a task or data that cannot be had as asked, or if no task is left to run.
     """
     with refusals():
-        spec = ModelSpec(**{key: value for key, value in config.model.items() if value is not None})
+        spec = model_spec(config.model)
         executor = executor_here(config)
         model = describe(spec)
         task, notes = fill_task(

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from rich.table import Table
 
-from eval.fidelity import FidelityState, aggregate, histogram, table, write_table
+from eval.fidelity import FidelityState, aggregate, broken_metric, histogram, table, write_table
 from eval.fidelity import summary as headline
 from eval.fidelity.replay import replay_with_ledger
 from eval.fidelity.traces import Trace
@@ -19,11 +19,11 @@ from experiments.config import RunConfig
 from experiments.engines import make_method
 from experiments.errors import UsageError
 from experiments.fidelity_table import print_broken
-from experiments.laws import laws_of_a_sweep
+from experiments.laws import laws_of_a_sweep, problem
 from experiments.lifecycle import Rows, StudyRun, code_and_machine
 from experiments.options import Point
 from experiments.progress import console
-from experiments.table import number, results
+from experiments.table import number, results, status_line
 from experiments.tracker import Tracker
 from ffd.methods import method_class
 from ffd.report import LayerReport
@@ -62,6 +62,11 @@ class ReplayRun(StudyRun):
         self.paths = paths
         self.points = config.fidelity.sweep
 
+    @property
+    def methods(self) -> Sequence[str]:
+        """Those of the points."""
+        return [point.method["name"] for point in self.points]
+
     def plan(self, done: Rows) -> str:
         """Points and traces."""
         return f"{len(self.points)} points over {len(self.paths)} traces, {len(done)} done"
@@ -89,6 +94,7 @@ class ReplayRun(StudyRun):
         ordered = self._ordered(rows)
         laws = laws_of_a_sweep(ordered)
         return {
+            "problem": problem(laws),
             "trajectory": "dense, from traces",
             "method": {"name": "sweep"},
             "task": {"name": "replay"},
@@ -124,6 +130,7 @@ class ReplayRun(StudyRun):
         results().print(out)
         print_broken(summary["laws"])
         results().print(f"counted: {summary['counted']}")
+        results().print(status_line(summary))
 
     def _ordered(self, rows: Rows) -> list[dict[str, Any]]:
         keys = [(point.series, i) for i, point in enumerate(self.points)]
@@ -136,9 +143,10 @@ _BULKY = ("by_head", "gap_histogram", "task", "index")
 def replayed(point: Point, traces: Sequence[Trace], executor: str) -> dict[str, Any]:
     """What one point measures over all traces: one line of ``samples.jsonl``."""
     method = make_method(point.method)
-    state, reports = FidelityState(SPEARMAN_UNIT), []
+    state, reports, broken = FidelityState(SPEARMAN_UNIT), [], None
     for trace in traces:
         observed, layers = replay_with_ledger(trace, method, SPEARMAN_UNIT, executor)
+        broken = broken or broken_metric(observed, (*_OF_SCORES, *_OF_OUTPUTS) if trace.values else _OF_SCORES)
         state = state.merge(observed)
         reports.extend(layers)
     metrics, values = aggregate(state), headline(state)
@@ -150,6 +158,7 @@ def replayed(point: Point, traces: Sequence[Trace], executor: str) -> dict[str, 
         "series": point.series,
         "rule": point.rule,
         "method": dict(point.method),
+        "broken": broken,
         "keep_head": metrics["keep_head"]["macro"],
         "keep_io": metrics["keep_io"]["macro"],
         "bytes_ratio": bytes_ratio(reports),
@@ -160,6 +169,8 @@ def replayed(point: Point, traces: Sequence[Trace], executor: str) -> dict[str, 
     }
 
 
+_OF_SCORES, _OF_OUTPUTS = ("mass_recall", "lse_error"), ("output_rel_error",)
+"""What every observation of a sound method has a value of; of outputs, where a trace has values."""
 _BY_HEAD = ("layer", "head", "steps", "keep_head", "keep_io", "mass_recall", "lse_error", "spearman", "pseudo_max_gap")
 
 

@@ -27,20 +27,24 @@ def accuracy(suite: Suite, plan: Plan, rows: Sequence[Row]) -> dict[str, Any]:
     result: dict[str, Any] = {}
     for task, score in scores.items():
         own = by_task[task]
-        lengths = [r["prompt_tokens"] for r in own]
         result[task] = {
             "score": score.score,
             "n": score.n,
             "ci95": None if score.ci95 is None else list(score.ci95),
-            "length_tokens": {"min": min(lengths), "median": statistics.median(lengths), "max": max(lengths)}
-            if lengths
-            else None,
+            "length_tokens": length_range([r["prompt_tokens"] for r in own]),
             "new_tokens": statistics.mean(r["new_tokens"] for r in own) if own else None,
             "truncated": sum(bool(r["truncated"]) for r in own),
         }
     result.update(averages)
     result["average_partial"] = not plan.covers_benchmark or any(not own for own in by_task.values())
     return result
+
+
+def length_range(lengths: Sequence[int]) -> dict[str, float] | None:
+    """Shortest, median and longest of prompt lengths in tokens; None without any."""
+    if not lengths:
+        return None
+    return {"min": min(lengths), "median": statistics.median(lengths), "max": max(lengths)}
 
 
 def sparsity(rows: Sequence[Row], num_query_heads: int, num_kv_heads: int) -> tuple[dict[str, Any], dict[str, str]]:
@@ -82,6 +86,13 @@ def sparsity(rows: Sequence[Row], num_query_heads: int, num_kv_heads: int) -> tu
     }
     reason = "no decode step was run" if not context else "only sliding-window layers"
     return values, {f"sparsity.{key}": reason for key, value in values.items() if value is None}
+
+
+def attention_heads(config: Any) -> tuple[int, int]:
+    """Query and kv heads of a layer of a model with this transformers configuration."""
+    text = config.get_text_config(decoder=True)
+    heads = int(text.num_attention_heads)
+    return heads, getattr(text, "num_key_value_heads", None) or heads
 
 
 def timing(rows: Sequence[Row]) -> tuple[dict[str, Any], dict[str, str]]:

@@ -46,8 +46,13 @@ def print_summary(summary: Mapping[str, Any], console: Console | None = None) ->
     out.print(_sparsity_line(summary))
     out.print(_fidelity_line(summary))
     out.print(_validity_line(summary))
-    status = summary["status"] + (f": {summary['reason']}" if summary.get("reason") else "")
-    out.print(f"status {status} · run {summary['run_id']}")
+    out.print(status_line(summary))
+
+
+def status_line(summary: Mapping[str, Any]) -> str:
+    """What a run came to, why if it is not complete, and which run it is."""
+    reason = f": {summary['reason']}" if summary.get("reason") else ""
+    return f"status {summary['status']}{reason} · run {summary['run_id']}"
 
 
 def results() -> Console:

@@ -33,7 +33,7 @@ def unfetched(config: RunConfig) -> str | None:
 
 def _reads_prompts(config: RunConfig) -> bool:
     studied = config.runner in ("fidelity", "calibrate")
-    if studied and (config.fidelity.text_file is not None or config.fidelity.trace == "replay"):
+    if config.replays or (studied and config.fidelity.text_file is not None):
         return False
     return studied or config.runner in ("accuracy", "prompts")
 
@@ -41,8 +41,8 @@ def _reads_prompts(config: RunConfig) -> bool:
 def _model(config: RunConfig) -> tuple[str, ...]:
     from eval.model_files import data_source
 
-    replays = config.runner == "fidelity" and config.fidelity.trace == "replay"
-    if replays or config.runner == "kernel" or (config.runner == "throughput" and config.bench.geometry is not None):
+    random_weights = config.runner == "throughput" and config.bench.geometry is not None
+    if random_weights or config.replays or config.runner == "kernel":
         return ()
     source = data_source(str(config.model["name"]), config.model["path"])
     return () if source is None else (source,)

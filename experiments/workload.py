@@ -11,6 +11,7 @@ from eval.answer import stop_tokens
 from eval.models import LoadedModel, ModelDescription, ModelSpec, describe, load_model
 from eval.records import Sample
 from experiments.config import RunConfig
+from experiments.engines import model_spec
 from experiments.errors import UsageError
 from experiments.identity import digest
 from experiments.prepare import prepare, prompts_fingerprint
@@ -93,7 +94,7 @@ def _of_text(config: RunConfig) -> Workload:
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"fidelity.text_file={options.text_file}: cannot be read as text ({error})") from None
     with refusals():
-        spec = ModelSpec(**{key: value for key, value in config.model.items() if value is not None})
+        spec = model_spec(config.model)
         executor = executor_here(config)
         model = describe(spec)
     if options.prompt_tokens + options.new_tokens > model.context_length:

@@ -13,6 +13,8 @@ from torch import Tensor
 
 BOUND_DTYPE = torch.float16
 """Storage of minimum and step."""
+BOUND_VECTOR = 16
+"""Bounds that lie token by token are read by so many: as many slots, or a multiple, stand in memory."""
 
 
 @dataclass(frozen=True)

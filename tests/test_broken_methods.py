@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 
 import pytest
+import torch
 
 from eval.fidelity.forced import ForcedScores
+from eval.fidelity.traces import Trace
 from ffd.methods import KnobError, method_class
 from tests.fidelity_runs import common, summary_of, the_run, tiny_folder
 from tests.run_in_process import invoke
@@ -38,6 +40,18 @@ class Broken(Method):
 
         layer.select = broken
         return layer
+
+
+@dataclass(frozen=True)
+class NoOutput(Method):
+    """Exact scores, and outputs that are not numbers."""
+
+    name = "no-output"
+
+    def new_layer(self, geometry, rows, executor):
+        layer = TopK(token_budget=64).new_layer(geometry, rows, executor)
+        layer.decode = lambda q, scale: torch.full_like(q, torch.nan)
+        return layer
 '''
 
 
@@ -61,6 +75,134 @@ def test_outputs_that_are_not_finite_make_a_run_invalid(runner, elsewhere, tiny_
     assert "not finite" in summary["reason"]
     if runner == "fidelity":
         assert summary["forced"]["kl_max"] is None
+
+
+RAISES = '''
+from dataclasses import dataclass
+
+import torch
+
+from ffd.methods import Method, SearchKnob
+from ffd.methods.topk import TopK
+
+
+@dataclass(frozen=True)
+class Raises(Method):
+    """Raises where it is told to."""
+
+    name = "raises"
+    search_knob = SearchKnob("budget", 1, 100)
+
+    budget: int = 8
+    at: str = ""
+
+    def new_layer(self, geometry, rows, executor):
+        if self.at == "new_layer":
+            raise KeyError("heads")
+        layer = TopK(token_budget=8).new_layer(geometry, rows, executor)
+        if self.at:
+            setattr(layer, self.at, broken)
+        return layer
+
+
+def broken(q, scale):
+    return q @ torch.ones(3, 3)
+'''
+SAID = {
+    "new_layer": "KeyError in new_layer (",
+    "select": "RuntimeError in broken (",
+    "decode": "RuntimeError in broken (",
+}
+
+
+@pytest.mark.parametrize("at", SAID)
+@pytest.mark.parametrize("runner", ["accuracy", "fidelity", "replay", "match"])
+def test_an_error_of_a_method_is_reported_with_its_name(
+    at, runner, elsewhere, tiny_folder, tmp_path, monkeypatch, capsys
+):
+    """Once the line had the message alone; while a knob was matched it was a traceback."""
+    module = f"raises_{runner}_{at}"
+    (elsewhere / f"{module}.py").write_text(RAISES)
+    given = ["method=dense", f"method.name={module}:Raises", f"+method.at={at}", *common(tiny_folder, tmp_path, 1)]
+    match = ["match.keep_io=0.1", "match.samples=1", "+method.budget=8"]
+    save_trace(tmp_path / "traces" / "one.safetensors", values=True)
+    points = f"{{quest: {{}}, mine: {{method: '{module}:Raises', at: [{at}]}}}}"
+    arguments = {
+        "accuracy": ["runner=accuracy", "fidelity.every=1", *given],
+        "fidelity": ["runner=fidelity", *given],
+        "match": ["runner=fidelity", *match, *given],
+        "replay": [*replay(points, tmp_path / "traces", tmp_path), "tracker=none"],
+    }
+    assert invoke(arguments[runner], monkeypatch) == 1
+    said = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error: ")]
+    assert len(said) == 1
+    assert f"method={module}:Raises: {SAID[at]}{module}.py, line " in said[0]
+    assert ("'heads'" if at == "new_layer" else "cannot be multiplied") in said[0]
+    if runner != "match":
+        assert summary_of(the_run(tmp_path))["reason"] in said[0]
+
+
+def test_an_error_from_elsewhere_is_not_the_methods(elsewhere, tiny_folder, tmp_path, monkeypatch, capsys):
+    (elsewhere / "innocent.py").write_text(RAISES)
+    monkeypatch.setattr("experiments.fidelity.read_ledger", lambda *_: {}["counters"])
+    given = ["method=dense", "method.name=innocent:Raises", *common(tiny_folder, tmp_path, 1)]
+    assert invoke(["runner=fidelity", *given], monkeypatch) == 1
+    assert ": KeyError: 'counters'; finished samples are kept" in capsys.readouterr().err
+
+
+def test_an_error_of_a_method_in_the_package_is_reported_with_its_name(tiny_folder, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("ffd.methods.streaming.reference.key_scores", lambda *_: {}["queries"])
+    assert invoke(["runner=fidelity", "method=streaming", *common(tiny_folder, tmp_path, 1)], monkeypatch) == 1
+    assert ": method=streaming: KeyError in select (streaming.py, line " in capsys.readouterr().err
+
+
+def save_trace(path, *, values):
+    generator = torch.Generator().manual_seed(0)
+    keys, exact = torch.randn(2, 1, 1, 40, 16, generator=generator)
+    trace = Trace(
+        scale=0.25,
+        keys={0: keys},
+        values={0: exact} if values else {},
+        queries={0: torch.randn(2, 1, 2, 16, generator=generator)},
+        lengths=torch.tensor([[39], [40]], dtype=torch.int32),
+        active=torch.ones(2, 1, dtype=torch.bool),
+        prompt_lengths=torch.tensor([38], dtype=torch.int32),
+    )
+    trace.save(path)
+
+
+def replay(point, traces, out):
+    sweep = f"+fidelity.sweep={point}"
+    return ["runner=fidelity", "trace=replay", "~fidelity.sweep", sweep, f"fidelity.traces={traces}", f"out={out}"]
+
+
+@pytest.mark.parametrize(("name", "values"), [("Broken", True), ("Broken", False), ("NoOutput", True)])
+def test_a_point_that_is_not_finite_makes_a_sweep_invalid(name, values, elsewhere, tmp_path, monkeypatch, capsys):
+    """Once such a sweep was complete, its figures null."""
+    module = f"nan_replay_{name.lower()}_{values}".lower()
+    (elsewhere / f"{module}.py").write_text(NOT_FINITE)
+    save_trace(tmp_path / "traces" / "one.safetensors", values=values)
+    points = f"{{topk: {{token_budget: [8]}}, broken: {{method: '{module}:{name}'}}}}"
+    assert invoke([*replay(points, tmp_path / "traces", tmp_path), "tracker=none"], monkeypatch) == 3
+    summary = summary_of(the_run(tmp_path))
+    assert summary["status"] == "invalid"
+    assert [point["broken"] is None for point in summary["points"]] == [True, False]
+    assert summary["reason"].startswith("broken: ")
+    assert "not finite" in summary["reason"]
+    assert f"status invalid: {summary['reason']}" in capsys.readouterr().out
+
+
+def test_figures_that_a_sound_method_does_not_have_leave_a_sweep_complete(tmp_path, monkeypatch):
+    """It makes no estimate to rank, and one trace has no values to make outputs of."""
+    for name, values in (("with", True), ("without", False)):
+        save_trace(tmp_path / "traces" / f"{name}.safetensors", values=values)
+    points = "{strided: {method: 'tests.toy_method:Strided'}}"
+    assert invoke([*replay(points, tmp_path / "traces", tmp_path), "tracker=none"], monkeypatch) == 0
+    summary = summary_of(the_run(tmp_path))
+    assert (summary["status"], summary["laws_broken"]) == ("complete", 0)
+    (point,) = summary["points"]
+    assert point["spearman"] is None
+    assert point["mass_recall"] is not None
 
 
 @pytest.mark.parametrize("order", [1, -1])

@@ -208,7 +208,7 @@ def test_laws_of_a_run_name_what_is_broken():
 def point(name, keep, recall, exact=1.0, **knobs):
     return {
         "label": f"{name} {knobs}", "rule": name, "method": {"name": name, **knobs}, "keep_head": keep,
-        "keep_io": keep, "mass_recall": recall, "set_recall_own_size": exact,
+        "keep_io": keep, "mass_recall": recall, "set_recall_own_size": exact, "broken": None,
     }  # fmt: skip
 
 
@@ -226,4 +226,7 @@ def test_laws_of_a_sweep_name_what_is_broken():
     ]
     assert broken(laws_of_a_sweep([*good, point("topp", 0.2, 0.7, exact=0.9, p=0.7)])) == [
         "topp {'p': 0.7} keeps the tokens of largest score"
+    ]
+    assert broken(laws_of_a_sweep([*good, {**point("quest", 0.2, None), "broken": "not finite"}])) == [
+        "every point is finite"
     ]

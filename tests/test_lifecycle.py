@@ -15,7 +15,7 @@ from experiments.lifecycle import StudyRun
 from experiments.store import RunStore
 from ffd.support import UnsupportedModelError
 
-IDENTITY = {"method": {"name": "none"}, "task": {"name": "toy"}, "tuple": (1, 2)}
+IDENTITY = {"method": {"name": "dense"}, "task": {"name": "toy"}, "tuple": (1, 2)}
 ROWS = 3
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import csv
 import math
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -81,8 +82,13 @@ def why_null(state: FidelityState, metric: str) -> str | None:
 
 def broken_output(state: FidelityState) -> str | None:
     """What was wrong with the method's outputs, NaN for one, or None where all that were observed are numbers."""
-    metric = "output_rel_error"
-    return why_null(state, metric) if int(state.excluded[INDEX[metric]].sum()) else None
+    return broken_metric(state, ["output_rel_error"])
+
+
+def broken_metric(state: FidelityState, metrics: Sequence[str]) -> str | None:
+    """Why the first of ``metrics`` with an observation that has no value has none, or None where all have one."""
+    lacking = (metric for metric in metrics if int(state.excluded[INDEX[metric]].sum()))
+    return next((why_null(state, metric) for metric in lacking), None)
 
 
 def distribution(pairs: Tensor) -> dict[str, float | None]:

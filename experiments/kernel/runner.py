@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from rich.table import Table
 
 import experiments.kernel as package
 from experiments.bench_config import BenchOptions
@@ -23,11 +22,11 @@ from experiments.kernel.record import line, problem, record
 from experiments.kernel.rows import Item, Refusal, Row
 from experiments.kernel.session import Session
 from experiments.kernel.source import Step, captured
+from experiments.kernel.table import print_grid
 from experiments.lifecycle import Rows, StudyRun, code_and_machine
 from experiments.progress import console
 from experiments.refusals import knob_refusal
 from experiments.replay import trace_paths
-from experiments.table import number, results
 from experiments.tracker import Tracker
 from ffd.kernels.launch import INTERPRETED
 from ffd.methods import KnobError, create, method_class
@@ -36,6 +35,8 @@ _BANDWIDTH = "read bandwidth"
 """Kept as a row too: rows of a resumed run have one roof."""
 _BENCH = ("B", "T", "kept", "G", "Hkv", "d", "dtype", "l2", "timing", "stages", "source")
 """Keys of ``bench`` that decide the rows; traces do by their content."""
+_NOT_DECIDING = ("__main__", "runner", "table")
+"""Modules of this package that rows do not depend on."""
 
 
 def run_kernel(config: RunConfig) -> int:
@@ -81,7 +82,7 @@ def identity(config: RunConfig, paths: Sequence[Path]) -> dict[str, Any]:
     """Everything that decides the rows."""
     from eval.data.store import sha256_of
 
-    deciding = [m.name for m in pkgutil.iter_modules(package.__path__) if m.name not in ("__main__", "runner")]
+    deciding = [m.name for m in pkgutil.iter_modules(package.__path__) if m.name not in _NOT_DECIDING]
     modules = [f"{package.__name__}.{name}" for name in deciding]
     names = {config.method["name"], "dense"}
     bench = {key: getattr(config.bench, key) for key in _BENCH}
@@ -205,26 +206,7 @@ class KernelRun(StudyRun):
 
     def show(self, summary: dict[str, Any]) -> None:
         """Print rows, slopes and the gate's result."""
-        out = Table(title=f"one decode step of one layer, {summary['gpu']}")
-        out.add_column("step", no_wrap=True)
-        for name in ("B", "T", "kept", "us", "floor us", "efficiency", "x SDPA-flash", "x best dense", "error"):
-            out.add_column(name, justify="right")
-        for row in (stored.row(one, f"{self.store.summary_path}: a row") for one in summary["rows"]):
-            name = row.method if row.whole else f"{row.method}: {' '.join(row.step)}"
-            conditions = " ".join(word for word in (row.timing, row.l2) if word not in ("graph", "cold"))
-            gains = (other / row.time_us if other else None for other in (row.sdpa_flash_us, row.best_dense_us))
-            figures = (row.kept, row.time_us, row.floor_us, row.efficiency, *gains)
-            digits = (3, 1, 1, 2, 2, 2)
-            cells = [number(value, places) for value, places in zip(figures, digits, strict=True)]
-            out.add_row(f"{name} {conditions}".strip(), str(row.B), str(row.T), *cells, f"{row.rel_error:.1e}")
-        results().print(out)
-        for item in summary["refused"]:
-            results().print(f"not timed: {item['refused']} ({item['reason']})")
-        for name, value in summary["slopes_us_per_1000_tokens"].items():
-            results().print(f"slope of {name}: {value:.4f} us per 1000 tokens")
-        results().print(f"gate: {summary['gate']['checked']}; largest error {summary['gate']['max_rel_error']}")
-        status = summary["status"] + (f": {summary['reason']}" if summary["reason"] else "")
-        results().print(f"status {status} · run {summary['run_id']}")
+        print_grid(summary, f"{self.store.summary_path}: a row")
 
 
 _OF_THE_RUN = ("run_id", "status", "reason", "runner", "method", "task", "environment")

@@ -11,7 +11,7 @@ from eval.lm_harness.tasks import LoadedTasks, load_tasks
 from eval.models import ModelDescription, ModelSpec, describe
 from experiments.checks import refusal
 from experiments.config import RunConfig
-from experiments.engines import make_method
+from experiments.engines import make_method, model_spec
 from experiments.errors import UsageError
 from experiments.lifecycle import code_and_machine
 from experiments.refusals import refusals
@@ -107,7 +107,7 @@ def prepare(config: RunConfig) -> PreparedEvaluation:
             from eval.lm_harness.model import chat_renderer
         except ModuleNotFoundError as error:
             raise UsageError(f"task=lm_eval: {error.name} is not installed; pip install -e '.[lm-eval]'") from None
-        spec = ModelSpec(**{key: value for key, value in config.model.items() if value is not None})
+        spec = model_spec(config.model)
         executor = executor_here(config)
         model = describe(spec)
         tasks = load_tasks(task, chat_renderer(model.tokenizer), model.name)

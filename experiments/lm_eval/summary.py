@@ -61,9 +61,7 @@ def summary(
         The run's.
     """
     config = prepared.config
-    text = prepared.model.config.get_text_config(decoder=True)
-    kv_heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
-    sparsity, sparsity_reasons = common.sparsity(rows, text.num_attention_heads, kv_heads)
+    sparsity, sparsity_reasons = common.sparsity(rows, *common.attention_heads(prepared.model.config))
     timing, timing_reasons = _timing(rows)
     validity, validity_reasons = _validity(prepared, rows)
     accuracy, accuracy_reasons = _accuracy(prepared, rows, results)
@@ -131,9 +129,7 @@ def _task_row(
         "score": None if found is None else found.score,
         "n": 0 if found is None else found.n,
         "ci95": None if found is None or found.ci95 is None else list(found.ci95),
-        "length_tokens": {"min": min(lengths), "median": statistics.median(lengths), "max": max(lengths)}
-        if lengths
-        else None,
+        "length_tokens": common.length_range(lengths),
         "new_tokens": statistics.mean(r["new_tokens"] for r in rows) if rows else None,
         "truncated": sum(bool(r["truncated"]) for r in rows) if generates else None,
         "path": path_of(prepared, task),

@@ -7,6 +7,7 @@ from typing import Any
 
 from experiments.checks import choice
 from experiments.config import RunConfig
+from experiments.engines import model_spec
 from experiments.errors import UsageError
 from experiments.throughput.models import SMALL
 
@@ -38,7 +39,7 @@ class Subject:
 
 def subject(config: RunConfig, gpu: bool) -> Subject:
     """The model that ``bench.geometry`` or ``model`` names; raises `UsageError`."""
-    from eval.models import DTYPES, ModelError, ModelSpec, describe
+    from eval.models import DTYPES, ModelError, describe
 
     geometry = config.bench.geometry
     dtype = config.model.get("dtype")
@@ -51,7 +52,7 @@ def subject(config: RunConfig, gpu: bool) -> Subject:
             raise UsageError(f"bench.geometry={geometry}: needs a GPU; expected null or {', '.join(SMALL)} without one")
         return Subject(f"random-{geometry}", f"geometry-{geometry}", plain, None, geometry)
     try:
-        spec = ModelSpec(**{key: value for key, value in config.model.items() if value is not None})
+        spec = model_spec(config.model)
         known = describe(spec)
     except ModelError as error:
         raise UsageError(str(error)) from None

@@ -25,6 +25,9 @@ from ffd.kernels.kivi_values import (
     load_value_words,
     restored_sum,
 )
+from ffd.minmax import BOUND_VECTOR
+
+VECTOR = tl.constexpr(BOUND_VECTOR)
 
 
 @triton.jit
@@ -90,7 +93,7 @@ def attend_quantized(
                 key_step_ptr + t * (TURNS * D), tl.cdiv(left, GROUP), D, words, WP, HEADS, columns, BITS, OPERAND
             )
             # Up to a whole vector; no weight falls on what is too much, which is finite.
-            vectors = tl.cdiv(left, 16) * 16
+            vectors = tl.cdiv(left, VECTOR) * VECTOR
             value_steps = load_value_steps(value_step_ptr + start, vectors, value_tokens, groups, tile)
             value_minima = load_value_minima(value_minimum_ptr + start, vectors, value_tokens, groups, ROWS, tile)
             minimum = minimum_of_tile(minima, (t - begin) * TURNS, HEADS) * scale_log2

@@ -22,12 +22,10 @@ from ffd import reference
 from ffd.ledger import Counts
 from ffd.methods import Executor, LayerGeometry, Method, MethodLayer, RowState, Selection, require
 from ffd.methods.dense import write_token
-from ffd.minmax import BOUND_DTYPE, dequantize_minmax, pack_planes, quantize_minmax, unpack_planes
+from ffd.minmax import BOUND_DTYPE, BOUND_VECTOR, dequantize_minmax, pack_planes, quantize_minmax, unpack_planes
 
 WORD = torch.int16
 """Codes of a row are packed in words as wide as a tensor core's operands (`ffd.kernels.kivi_codes`)."""
-VALUE_ALIGNMENT = 16
-"""Value slots are a multiple of this."""
 
 
 @dataclass(frozen=True)
@@ -91,7 +89,7 @@ class KiviLayer(MethodLayer):
         # At least one group, so that no buffer is empty where the residual holds everything.
         key_tokens = max(g.capacity // m.residual_length * m.residual_length, m.group_size)
         # Whole vectors: bounds of values are read along the tokens.
-        value_tokens = -(-max(g.capacity - m.residual_length, 1) // VALUE_ALIGNMENT) * VALUE_ALIGNMENT
+        value_tokens = -(-max(g.capacity - m.residual_length, 1) // BOUND_VECTOR) * BOUND_VECTOR
         row_words = g.head_dim * m.bits // (8 * WORD.itemsize)
 
         def zeros(*shape: int, dtype: torch.dtype) -> Tensor:
