@@ -25,6 +25,7 @@ from experiments.errors import UsageError, removed
 from experiments.method_config import method_config
 from experiments.options import (
     MATCH_TARGETS,
+    TRACE_MODES,
     CalibrateOptions,
     FidelityOptions,
     MatchOptions,
@@ -92,7 +93,7 @@ class RunConfig:
     @property
     def replays(self) -> bool:
         """Whether recorded traces take the place of model and prompts."""
-        return self.runner == "fidelity" and self.fidelity.trace == "replay"
+        return self.fidelity.trace == "replay"
 
     @property
     def fuse(self) -> bool | str:
@@ -179,7 +180,7 @@ def _run_config(composed: Mapping[str, Any], *, multirun: bool) -> RunConfig:
         out=None if out is None else Path(out),
         rerun=boolean("rerun", values["rerun"]),
         dry_run=boolean("dry_run", values["dry_run"]),
-        fidelity=fidelity_options(settings(values, "fidelity", _SETTINGS["fidelity"]), values["trace"]),
+        fidelity=fidelity_options(settings(values, "fidelity", _SETTINGS["fidelity"]), _trace(values)),
         match=match_options(settings(values, "match", _SETTINGS["match"])),
         calibrate=calibrate_options(settings(values, "calibrate", _SETTINGS["calibrate"])),
         bench=bench_options(settings(values, "bench", _SETTINGS["bench"])),
@@ -188,6 +189,13 @@ def _run_config(composed: Mapping[str, Any], *, multirun: bool) -> RunConfig:
         prefill_chunk=engine["prefill_chunk"],
         shard=_shard(values),
     )
+
+
+def _trace(values: Mapping[str, Any]) -> str:
+    trace = choice("trace", values["trace"], TRACE_MODES)
+    if trace != "none" and values["runner"] != "fidelity":
+        raise UsageError(f"trace={trace}: runner={values['runner']} has no traces; only runner=fidelity has")
+    return trace
 
 
 def _shard(values: Mapping[str, Any]) -> str | None:

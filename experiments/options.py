@@ -93,9 +93,8 @@ class CalibrateOptions:
     """Share of the prompts that only check the result."""
 
 
-def fidelity_options(composed: Mapping[str, Any], trace: Any) -> FidelityOptions:
+def fidelity_options(composed: Mapping[str, Any], trace: str) -> FidelityOptions:
     """Validate ``fidelity.*``; raises `UsageError`."""
-    choice("trace", trace, TRACE_MODES)
     layers = composed["layers"]
     if layers is not None:
         layers = tuple(integer("fidelity.layers", layer, minimum=0) for layer in _list("fidelity.layers", layers))

@@ -329,6 +329,8 @@ def test_prompts_runner_writes_the_official_fields(command, tmp_path, monkeypatc
 
 
 BAD = [
+    ("trace=replay", "trace=replay: runner=accuracy has no traces; only runner=fidelity has"),
+    ("trace=record", "trace=record: runner=accuracy has no traces; only runner=fidelity has"),
     ("method=quick", "method=quick: expected one of"),
     ("task=quick", "task=quick: expected one of"),
     ("model=quick", "model=quick: expected one of"),

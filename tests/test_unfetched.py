@@ -40,7 +40,6 @@ def test_longbench_is_not_fetched(tmp_path, monkeypatch, capsys):
         (["task.tasks=[qa_1,niah_single_2]"], ["ruler/squad", "ruler/essays", "nltk/punkt_tab"], ["ruler/hotpotqa"]),
         (["runner=fidelity", "fidelity.text_file=a.txt", "task=longbench"], ["model/smollm2_135m"], ["longbench"]),
         (["runner=throughput"], ["model/smollm2_135m"], ["ruler"]),
-        (["runner=calibrate", "trace=replay", "task=longbench"], ["model/smollm2_135m", "longbench/data"], []),
         (["model=llama31_8b", "task=longbench"], ["longbench/data"], ["model/"]),
     ],
 )

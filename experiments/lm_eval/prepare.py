@@ -122,7 +122,6 @@ def _refuse_inapplicable(config: RunConfig) -> None:
         ("engine.fuse", config.fuse, "auto"),
         ("engine.prefill_chunk", config.prefill_chunk, None),
         ("shard", config.shard, None),
-        ("trace", config.fidelity.trace, "none"),
         (f"match.{config.match.target}", config.match.value if config.match.target else None, None),
     ):
         if value != accepted and not (key in ("engine.graph", "engine.fuse") and value is False):
