@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -16,7 +17,7 @@ from experiments.failures import failure
 from experiments.identity import code_fingerprint, run_id
 from experiments.progress import console
 from experiments.refusals import refusals
-from experiments.store import Rows, RunStore
+from experiments.store import TRACEBACK, Rows, RunStore
 from experiments.tracker import Tracker, make_tracker
 
 __all__ = ["Rows", "StudyRun", "code_and_machine"]
@@ -123,10 +124,13 @@ class StudyRun(ABC):
             self.store.release_reserve()
             why = failure(error, self.methods)
             try:
+                self.store.write_text(TRACEBACK, traceback.format_exc())
                 tracker.finish(self._record(rows, "failed", why), {})
             except OSError:
                 console.print("the failure itself could not be recorded: the disk is full")
-            raise RunFailedError(f"run {self.store.run_id}: {why}; finished samples are kept") from error
+            raise RunFailedError(
+                f"run {self.store.run_id}: {why}; finished samples are kept, {self.store.folder / TRACEBACK} says more"
+            ) from error
         tracker.finish(summary, self.tables)
         self.show(summary)
         console.print(f"results: {self.store.folder}")
@@ -139,6 +143,7 @@ class StudyRun(ABC):
         plain = json.loads(json.dumps(self.identity))  # tuples and mappings as YAML knows them
         try:
             self.store.reserve()
+            (self.store.folder / TRACEBACK).unlink(missing_ok=True)
             self.store.write_text("config.yaml", yaml.safe_dump(plain, sort_keys=False, allow_unicode=True))
             self.store.write_json("environment.json", describe_environment())
             self._record(rows, "partial", "not finished: running, or killed")

@@ -26,7 +26,11 @@ Rows = dict[tuple[str, int], dict[str, Any]]
 """Finished rows of ``samples.jsonl`` by task and index, in the order in which they finished."""
 _RESERVE_BYTES = 256 * 1024
 """Released when the disk is full, so that the failure itself can be recorded."""
-_BEGINNING = frozenset({".lock", ".reserve", "config.yaml", "environment.json", "engine.json", "summary.json"})
+TRACEBACK = "traceback.txt"
+"""Of the error that ended a failed run."""
+_BEGINNING = frozenset(
+    {".lock", ".reserve", "config.yaml", "environment.json", "engine.json", "summary.json", TRACEBACK}
+)
 """Files of a run that has finished no sample."""
 
 

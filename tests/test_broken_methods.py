@@ -139,15 +139,23 @@ def test_an_error_of_a_method_is_reported_with_its_name(
     assert f"method={module}:Raises: {SAID[at]}{module}.py, line " in said[0]
     assert ("'heads'" if at == "new_layer" else "cannot be multiplied") in said[0]
     if runner != "match":
-        assert summary_of(the_run(tmp_path))["reason"] in said[0]
+        run = the_run(tmp_path)
+        assert summary_of(run)["reason"] in said[0]
+        assert f"{run / 'traceback.txt'} says more" in said[0]
+        assert f"{module}.py" in (run / "traceback.txt").read_text()
 
 
 def test_an_error_from_elsewhere_is_not_the_methods(elsewhere, tiny_folder, tmp_path, monkeypatch, capsys):
     (elsewhere / "innocent.py").write_text(RAISES)
-    monkeypatch.setattr("experiments.fidelity.read_ledger", lambda *_: {}["counters"])
-    given = ["method=dense", "method.name=innocent:Raises", *common(tiny_folder, tmp_path, 1)]
-    assert invoke(["runner=fidelity", *given], monkeypatch) == 1
+    given = ["runner=fidelity", "method=dense", "method.name=innocent:Raises", *common(tiny_folder, tmp_path, 1)]
+    with monkeypatch.context() as broken:
+        broken.setattr("experiments.fidelity.read_ledger", lambda *_: {}["counters"])
+        assert invoke(given, broken) == 1
     assert ": KeyError: 'counters'; finished samples are kept" in capsys.readouterr().err
+    traceback = the_run(tmp_path) / "traceback.txt"
+    assert "read_ledger" in traceback.read_text()
+    assert invoke(given, monkeypatch) == 0
+    assert not traceback.exists()
 
 
 def test_an_error_of_a_method_in_the_package_is_reported_with_its_name(tiny_folder, tmp_path, monkeypatch, capsys):
