@@ -33,6 +33,7 @@ def run_sample(engine: Any, loaded: LoadedModel, suite: Suite, sample: Sample) -
         "score": suite.score(sample, prediction),
         "prompt_tokens": len(ids),
         "new_tokens": len(tokens),
+        "finite": generation.finite[0],
         "seconds": time.perf_counter() - started,
         "timing": {
             "prefill_s": generation.prefill_seconds,

@@ -51,7 +51,7 @@ def laws_of_a_run(
     """
     path = f"{validity['sparse_steps']} sparse + {validity['dense_steps']} dense of {validity['expected_steps']}"
     taken = validity["sparse_steps"] + validity["dense_steps"] == validity["expected_steps"]
-    finite = forced["kl_mean"] is not None or not forced["tokens"]
+    finite = forced["finite"]
     laws = [
         Law("every configured layer-step took its path", taken, path, voids=True),
         Law("every prediction is finite", finite, "finite" if finite else "a prediction was not finite", voids=True),

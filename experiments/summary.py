@@ -122,7 +122,7 @@ def average_samples(suite: Suite, scores: Mapping[str, Any]) -> dict[str, int]:
 
 
 def validity(rows: Sequence[Row], plan: Plan, static: Mapping[str, Any]) -> tuple[dict[str, Any], str | None]:
-    """Whether every decode layer-step took its configured path.
+    """Whether every decode layer-step took its configured path, after a proper prompt, to finite predictions.
 
     Returns
     -------
@@ -142,6 +142,9 @@ def validity(rows: Sequence[Row], plan: Plan, static: Mapping[str, Any]) -> tupl
     doubled = sum(r["bos_count"] > 1 for r in rows)
     if doubled:
         problem = f"{doubled} prompts begin with more than one BOS"
+    broken = sum(not r.get("finite", True) for r in rows)  # rows of earlier versions do not say
+    if broken:
+        problem = f"{broken} of {len(rows)} samples: a prediction was not finite"
     return values, problem
 
 

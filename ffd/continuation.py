@@ -156,8 +156,8 @@ class GreedyTokens(Continuation):
 
     @property
     def tokens(self) -> list[list[int]]:
-        """Those chosen so far, up to and with the first stop token of each row."""
-        return self._state.collect(self.taken, self._stop_tokens)
+        """Those chosen so far, up to and with the first stop token of each row, or token 0 where none was predicted."""
+        return self._state.collect(self.taken, self._stop_tokens)[0]
 
     def over(self, look: bool) -> bool:
         """Whether all tokens were chosen, or all rows are seen to have stopped."""

@@ -164,9 +164,10 @@ class Engine:
         self._probe_seconds, self._probed_steps = 0.0, 0
         steps = self._decode(max_new_tokens - 1, mask, progress) if running else 0
         finished = self._now()
-        tokens = self._state.collect(steps + 1, set(stop_tokens))
+        tokens, finite = self._state.collect(steps + 1, set(stop_tokens))
         return Generation(
             tokens=tokens,
+            finite=finite,
             prefill_seconds=prefilled - started,
             ttft_seconds=first - started,
             decode_seconds=finished - first - self._probe_seconds,

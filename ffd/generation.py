@@ -13,6 +13,9 @@ class Generation:
 
     tokens: list[list[int]]
     """Generated ids per row, the stop token included."""
+    finite: list[bool]
+    """Per row, whether its logits predicted every token: where the largest is not finite the row ends, with token 0 in
+    place of a prediction."""
     prefill_seconds: float
     """Prompt forward, the method's quantisation included."""
     ttft_seconds: float

@@ -30,6 +30,7 @@ class GreedyState:
         self.position = torch.zeros(rows, 1, dtype=torch.long, device=device)
         """Their positions."""
         self.generated = torch.zeros(rows, capacity, dtype=torch.long, device=device)
+        """All of them; -1 where the logits were not finite and predicted none."""
         self._new_tokens = torch.zeros(1, 1, dtype=torch.long, device=device)
         self._stop = torch.full((MAX_STOP_TOKENS,), -1, dtype=torch.long, device=device)
         self._min_new_tokens = torch.zeros(1, 1, dtype=torch.long, device=device)
@@ -54,6 +55,9 @@ class GreedyState:
     def choose(self, logits: Tensor, active: Tensor) -> None:
         """Take the likeliest token of each row and advance; rows that stop become inactive.
 
+        A row whose largest logit is not finite has no prediction: it is noted as such, fed token 0, and stops. NaN
+        counts as the largest wherever it stands, NaN and +inf also at the id of a stop token that is not allowed yet.
+
         Parameters
         ----------
         logits
@@ -73,19 +77,33 @@ class GreedyState:
         forbidden = (self._new_tokens < self._min_new_tokens) & (self._stop >= 0)[None]
         penalty = torch.zeros_like(logits, dtype=torch.float32)
         penalty.index_add_(1, stops, torch.where(forbidden, -torch.inf, 0.0).expand(logits.shape[0], -1))
-        token = (logits.float() + penalty).argmax(dim=-1, keepdim=True)
+        # To torch NaN is larger than all numbers, and +inf under a penalty of -inf is NaN.
+        largest, token = (logits.float() + penalty).max(dim=-1, keepdim=True)
+        finite = largest.abs() < torch.inf
+        token = torch.where(finite, token, 0)
         self.token.copy_(token)
-        self.generated.scatter_(1, self._new_tokens.expand_as(token), token)
-        stopped = (token == self._stop[None]).any(dim=1)
+        self.generated.scatter_(1, self._new_tokens.expand_as(token), torch.where(finite, token, -1))
+        stopped = ((token == self._stop[None]) | ~finite).any(dim=1)
         active.mul_((~stopped).int())
         self._new_tokens.add_(1)
         self.position.add_(1)
 
-    def collect(self, new_tokens: int, stops: Collection[int]) -> list[list[int]]:
-        """The first ``new_tokens`` tokens of each row, up to and with its first stop token."""
+    def collect(self, new_tokens: int, stops: Collection[int]) -> tuple[list[list[int]], list[bool]]:
+        """What the first ``new_tokens`` choices came to.
+
+        Returns
+        -------
+        tokens : list[list[int]]
+            Of each row, up to and with its first stop token, or the token 0 it was fed where none was predicted.
+        finite : list[bool]
+            Of each row, whether all of these were predicted.
+        """
         rows: list[list[int]] = self.generated[:, :new_tokens].tolist()
+        finite = []
         for row in rows:
-            end = next((i for i, token in enumerate(row) if token in stops), None)
+            end = next((i for i, token in enumerate(row) if token < 0 or token in stops), None)
             if end is not None:
                 del row[end + 1 :]
-        return rows
+            finite.append(row[-1] >= 0)
+            row[-1] = max(row[-1], 0)
+        return rows, finite

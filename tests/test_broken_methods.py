@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 
 import pytest
@@ -11,7 +12,9 @@ from eval.fidelity.forced import ForcedScores
 from eval.fidelity.traces import Trace
 from ffd.methods import KnobError, method_class
 from tests.fidelity_runs import common, summary_of, the_run, tiny_folder
+from tests.ruler_tokenizer import build
 from tests.run_in_process import invoke
+from tests.tiny import tiny_model
 
 __all__ = ["tiny_folder"]
 
@@ -211,6 +214,38 @@ def test_figures_that_a_sound_method_does_not_have_leave_a_sweep_complete(tmp_pa
     (point,) = summary["points"]
     assert point["spearman"] is None
     assert point["mass_recall"] is not None
+
+
+def test_an_accuracy_run_needs_no_probe_to_be_invalid(elsewhere, tiny_folder, tmp_path, monkeypatch, capsys):
+    """Once it was complete, with the score of whatever token the choice took among NaN."""
+    (elsewhere / "nan_unprobed.py").write_text(NOT_FINITE)
+    command = ["method=dense", "method.name=nan_unprobed:Broken", *common(tiny_folder, tmp_path), "fidelity.every=0"]
+    assert invoke(command, monkeypatch) == 3
+    folder = the_run(tmp_path)
+    summary, samples = summary_of(folder), folder / "samples.jsonl"
+    assert (summary["status"], summary["reason"]) == ("invalid", "2 of 2 samples: a prediction was not finite")
+    rows = [json.loads(line) for line in samples.read_text().splitlines()]
+    assert [(row["finite"], row["new_tokens"]) for row in rows] == [(False, 2)] * 2  # prefill is dense
+    assert "status invalid: 2 of 2 samples" in capsys.readouterr().out
+    # The same command runs nothing anew and comes to the same; samples of earlier versions do not say.
+    assert invoke(command, monkeypatch) == 3
+    samples.write_text("".join(json.dumps({k: v for k, v in r.items() if k != "finite"}) + "\n" for r in rows))
+    assert invoke(command, monkeypatch) == 0
+    assert summary_of(folder)["status"] == "complete"
+
+
+@pytest.mark.parametrize("runner", ["fidelity", "accuracy"])
+def test_a_prompt_that_predicts_nothing_makes_a_run_invalid(runner, tmp_path, monkeypatch):
+    """No decode step follows it."""
+    model = tiny_model("llama")
+    model.lm_head.weight.data[9] = math.nan
+    model.save_pretrained(tmp_path / "model")
+    build().save_pretrained(tmp_path / "model")
+    every = [] if runner == "fidelity" else ["fidelity.every=0"]
+    assert invoke([f"runner={runner}", *common(tmp_path / "model", tmp_path), *every], monkeypatch) == 3
+    summary = summary_of(the_run(tmp_path))
+    assert summary["status"] == "invalid"
+    assert summary["reason"].endswith("a prediction was not finite")
 
 
 @pytest.mark.parametrize("order", [1, -1])

@@ -125,10 +125,17 @@ def test_no_numbers_without_tokens() -> None:
     numbers = ForcedScores().summary()
     assert numbers["perplexity"] is None
     assert "no token" in numbers["null_reasons"]["perplexity"]
+    assert numbers["finite"]
     broken = ForcedScores([1], [float("nan")], [1.0], [float("nan")], [0], float("nan")).summary()
     assert broken["kl_mean"] is None
     assert broken["null_reasons"]["kl_mean"] == "a prediction was not finite"
     assert broken["perplexity_dense"] == pytest.approx(np.e)
+    assert not broken["finite"]
+
+
+def test_scores_of_earlier_versions_are_read() -> None:
+    stored = {k: v for k, v in ForcedScores([1], [1.0], [1.0], [0.5], [1], 0.5).to_dict().items() if "prefill" not in k}
+    assert ForcedScores.from_dict(stored).summary()["finite"]
 
 
 @pytest.mark.parametrize(

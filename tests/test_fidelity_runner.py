@@ -185,7 +185,7 @@ def broken(laws):
 
 
 def test_laws_of_a_run_name_what_is_broken():
-    predictions = {"kl_max": 0.5, "kl_mean": 0.1, "tokens": 3}
+    predictions = {"kl_max": 0.5, "finite": True}
     assert broken(laws_of_a_run(FFD(), PATH, metrics(mass_recall={"max": 1.0}), predictions)) == []
     assert broken(laws_of_a_run(FFD(), {**PATH, "sparse_steps": 5}, metrics(), predictions)) == [
         "every configured layer-step took its path"
@@ -193,9 +193,9 @@ def test_laws_of_a_run_name_what_is_broken():
     assert broken(laws_of_a_run(FFD(), PATH, metrics(pseudo_max_gap={"min": -17.0}), predictions)) == [
         "the pseudo-maximum is not above the row's maximum (the fail-safe argument)"
     ]
-    undefined = {"kl_max": None, "kl_mean": None, "tokens": 3}
+    undefined = {"kl_max": None, "finite": False}
     assert broken(laws_of_a_run(FFD(), PATH, metrics(), undefined)) == ["every prediction is finite"]
-    assert broken(laws_of_a_run(FFD(), PATH, metrics(), {**undefined, "tokens": 0})) == []
+    assert broken(laws_of_a_run(FFD(), PATH, metrics(), {**undefined, "finite": True})) == []
     oracle = create("topk")
     assert broken(laws_of_a_run(oracle, PATH, metrics(set_recall_own_size={"min": 0.99}), predictions)) == [
         "an exact oracle keeps the tokens of largest score"

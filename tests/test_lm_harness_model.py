@@ -72,6 +72,20 @@ def test_dense_answers_as_the_stock_class_does(loaded):
     assert found["expected_steps"] > 0
 
 
+def test_an_answer_says_whether_logits_were_finite(loaded):
+    texts = sparse(loaded).generate_until(generations(), disable_tqdm=True)
+    assert ["c" in text for text in texts] == [True, False, True]
+    lm = sparse(loaded)
+    lm.model.get_input_embeddings().weight.data[lm.tokenizer.convert_tokens_to_ids("c")] = torch.nan
+    broken = lm.generate_until(generations(), disable_tqdm=True)
+    assert [answer.finite for answer in lm.answers] == [False, True, False]
+    assert broken[1] == texts[1]
+    lm.loglikelihood(scorings(["a", "c"]), disable_tqdm=True)
+    found = lm.get_model_info()["sparse_decode"]
+    assert (found["generate_until"]["not_finite"], found["loglikelihood"]["not_finite"]) == (2, 2)
+    assert not lm.model._forward_hooks
+
+
 def test_generation_goes_through_the_sparse_decode(loaded):
     lm = sparse(loaded)
     texts = lm.generate_until(generations(), disable_tqdm=True)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 
 import pytest
 
 pytest.importorskip("lm_eval", reason="the extra lm-eval is not installed")
+
+from transformers import AutoModelForCausalLM
 
 from eval.lm_harness.model import SparseDecodeLM
 from tests.lm_harness_data import LAYERS, leave_out_builtin_tasks, write_model, write_tasks
@@ -125,6 +128,25 @@ def test_scoring_alone_is_no_score_of_the_method(command, tmp_path, monkeypatch)
     assert invoke([*command[:5], "method=dense", command[-1], "task.tasks=[tiny_choice]"], monkeypatch) == 0
     other = next(f for f in (tmp_path / "out" / "runs").iterdir() if f != folder)
     assert rows(other, "loglikelihood.jsonl") == rows(folder, "loglikelihood.jsonl")
+
+
+@pytest.mark.parametrize(
+    ("task", "reason"),
+    [("generate", "4 of 4 samples: a prediction was not finite"), ("choice", "8 loglikelihoods are not finite")],
+)
+def test_logits_that_are_not_finite_make_a_run_invalid(command, task, reason, model_folder, tmp_path, monkeypatch):
+    """Once the run was complete: stock generate and a multiple choice take some token or option among NaN."""
+    broken = shutil.copytree(model_folder, tmp_path / "broken")
+    model = AutoModelForCausalLM.from_pretrained(broken)
+    model.lm_head.weight.data[9] = math.nan
+    model.save_pretrained(broken)
+    command[0] = f"model.path={broken}"
+    assert invoke([*command, f"task.tasks=[tiny_{task}]"], monkeypatch) == 3
+    folder = only_run(tmp_path)
+    assert (summary(folder)["status"], summary(folder)["reason"]) == ("invalid", reason)
+    if task == "generate":
+        assert [row["finite"] for row in rows(folder)] == [False] * 4
+        assert invoke([*command, f"task.tasks=[tiny_{task}]"], monkeypatch) == 3  # from finished answers
 
 
 def test_an_interrupted_run_resumes(command, tmp_path, monkeypatch, capsys):

@@ -43,6 +43,8 @@ class ForcedScores:
     """Predictions whose likeliest token is dense's."""
     kl_max: float = 0.0
     """Largest KL of a single prediction."""
+    broken_prefills: int = 0
+    """Rows without a finite largest logit for token 0, after which nothing may follow that shows it."""
 
     def merge(self, other: ForcedScores) -> ForcedScores:
         """The scores of both, position by position."""
@@ -57,7 +59,7 @@ class ForcedScores:
         }
         # Python's max drops a NaN that comes second, and a mean that is NaN would stand beside a largest value of 0.
         largest = max(self.kl_max, other.kl_max, key=lambda kl: (math.isnan(kl), kl))
-        return ForcedScores(**sums, kl_max=largest)
+        return ForcedScores(**sums, kl_max=largest, broken_prefills=self.broken_prefills + other.broken_prefills)
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready; `from_dict` restores the same floats."""
@@ -69,7 +71,7 @@ class ForcedScores:
         return cls(**stored)
 
     def summary(self) -> dict[str, Any]:
-        """Perplexities, mean and largest KL (nats), share of equal likeliest tokens.
+        """Perplexities, mean and largest KL (nats), share of equal likeliest tokens; whether predictions are finite.
 
         A number that cannot be given is None, its reason under ``null_reasons``.
         """
@@ -80,10 +82,11 @@ class ForcedScores:
         for key, values in (("perplexity", self.nll), ("perplexity_dense", self.dense_nll)):
             nats = sum(values) / tokens if tokens else math.nan
             numbers[key] = math.exp(nats) if nats < _LARGEST_EXPONENT else math.inf if nats > 0 else math.nan
-        reason = "a prediction was not finite" if tokens else "no token was predicted by a decode step"
+        finite = not self.broken_prefills and (not tokens or math.isfinite(numbers["kl_mean"]))
+        reason = "no token was predicted by a decode step" if finite and not tokens else "a prediction was not finite"
         missing = [key for key, value in numbers.items() if not math.isfinite(value)]
         numbers |= dict.fromkeys(missing)
-        return {"tokens": tokens, **numbers, "null_reasons": dict.fromkeys(missing, reason)}
+        return {"tokens": tokens, "finite": finite, **numbers, "null_reasons": dict.fromkeys(missing, reason)}
 
     def by_position(self, width: int = 1) -> list[dict[str, float | int]]:
         """Means over runs of ``width`` positions: first position, tokens, KL, both negative log-likelihoods."""
@@ -134,7 +137,7 @@ def compare_forced(
         waiting.clear()
 
     predictions = forced_logits_of_both(dense, method, prompts, continuation)
-    next(predictions)  # token 0, from prefill
+    first = torch.stack([logits.amax(dim=-1) for logits in next(predictions)])  # of token 0, from prefill
     for expected, got in predictions:
         waiting.append((expected, got, continuation.token[:, 0].clone()))
         if len(waiting) * len(prompts) >= _TOGETHER:
@@ -143,8 +146,9 @@ def compare_forced(
         compare()
     ends = torch.tensor([len(row) for row in continuation.tokens])
     steps = int(ends.max()) - 1  # those after the end of all rows count nowhere
+    broken_prefills = int((~first.isfinite()).any(dim=0).sum())
     if not steps:
-        return ForcedScores()
+        return ForcedScores(broken_prefills=broken_prefills)
     over = ends <= torch.arange(1, steps + 1)[:, None]  # [positions, B]
     values = torch.cat(compared, dim=1)[:, :steps].transpose(0, 1).cpu()  # [positions, 4, B]
     values = values.masked_fill(over[:, None], 0.0)
@@ -156,6 +160,7 @@ def compare_forced(
         kl=sums[:, 2].tolist(),
         agreement=[int(x) for x in sums[:, 3].tolist()],
         kl_max=float(values[:, 2].max()),
+        broken_prefills=broken_prefills,
     )
 
 

@@ -27,6 +27,8 @@ class Answer:
     """Whether lm-eval cut the prompt's beginning to fit the model's context."""
     prompt_tokens: int
     new_tokens: int
+    finite: bool
+    """Whether the largest logit was a finite number at every token."""
     seconds: float
     ttft_seconds: float
     """Start of generation to the first token on the host."""
@@ -52,13 +54,15 @@ def measured(answers: Iterable[Answer]) -> dict[str, Any]:
     Returns
     -------
     dict
-        ``requests, sparse_steps, dense_steps, expected_steps, keep_io``; the last is None where nothing was decoded.
+        ``requests, not_finite, sparse_steps, dense_steps, expected_steps, keep_io``; the second counts requests with a
+        prediction that was not finite, the last is None where nothing was decoded.
     """
-    requests = sparse = dense = expected = 0
+    requests = not_finite = sparse = dense = expected = 0
     union = context = 0.0
     for answer in answers:
         ledger = answer.ledger
         requests += 1
+        not_finite += not answer.finite
         sparse += ledger["sparse_steps"]
         dense += ledger["dense_steps"]
         expected += ledger["expected_steps"]
@@ -69,6 +73,7 @@ def measured(answers: Iterable[Answer]) -> dict[str, Any]:
         union += ledger["sliding_context"]
     return {
         "requests": requests,
+        "not_finite": not_finite,
         "sparse_steps": sparse,
         "dense_steps": dense,
         "expected_steps": expected,

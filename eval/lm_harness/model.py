@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import math
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -24,6 +25,7 @@ import ffd
 from eval.lm_harness.answers import Answer, Journal, measured
 from eval.lm_harness.arguments import HarnessError, parse
 from eval.lm_harness.clock import TokenClock
+from eval.lm_harness.finite import FiniteLogits
 from eval.models import LoadedModel, load_model
 from ffd.cache import UnsupportedModelError
 from ffd.executor import resolve_executor
@@ -97,6 +99,8 @@ class SparseDecodeLM(HFLM):
         """Of the requests that this object ran, without their texts."""
         self.dense_requests = 0
         """Loglikelihood requests answered."""
+        self.not_finite = 0
+        """Those whose answer was NaN, as it is where logits are not finite."""
         self._truncated = False
         self._call: dict[str, Any] = {}
 
@@ -122,9 +126,11 @@ class SparseDecodeLM(HFLM):
             text = None if self.journal is None else self.journal.recall(task, index)
             texts.append(self._answer(request, task, index) if text is None else text)
         found = measured(self.answers)
-        log = logger.info if found["sparse_steps"] + found["dense_steps"] == found["expected_steps"] else logger.error
+        sound = found["sparse_steps"] + found["dense_steps"] == found["expected_steps"] and not found["not_finite"]
+        log = logger.info if sound else logger.error
         log(
-            "generate_until: %(requests)d requests, %(sparse_steps)d sparse + %(dense_steps)d configured-dense of "
+            "generate_until: %(requests)d requests, %(not_finite)d with a prediction that was not finite, "
+            "%(sparse_steps)d sparse + %(dense_steps)d configured-dense of "
             "%(expected_steps)d decode layer-steps, measured keep_io %(keep_io)s",
             found,
         )
@@ -133,12 +139,16 @@ class SparseDecodeLM(HFLM):
     def loglikelihood(self, requests: list[Any], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
         """Score continuations by dense prefill, and say so."""
         self._note_dense(len(requests))
-        return super().loglikelihood(requests, disable_tqdm=disable_tqdm)
+        answers = super().loglikelihood(requests, disable_tqdm=disable_tqdm)
+        self._note_broken([loglikelihood for loglikelihood, _ in answers])
+        return answers
 
     def loglikelihood_rolling(self, requests: list[Any], disable_tqdm: bool = False) -> list[float]:
         """Score whole texts by dense prefill, and say so."""
         self._note_dense(len(requests))
-        return super().loglikelihood_rolling(requests, disable_tqdm=disable_tqdm)
+        answers = super().loglikelihood_rolling(requests, disable_tqdm=disable_tqdm)
+        self._note_broken(answers)
+        return answers
 
     def tok_batch_encode(
         self,
@@ -165,7 +175,11 @@ class SparseDecodeLM(HFLM):
                 "method": self.method.name,
                 "knobs": self.method.knobs(),
                 "generate_until": measured(self.answers),
-                "loglikelihood": {"requests": self.dense_requests, "path": DENSE_PREFILL},
+                "loglikelihood": {
+                    "requests": self.dense_requests,
+                    "not_finite": self.not_finite,
+                    "path": DENSE_PREFILL,
+                },
             },
         }
 
@@ -200,7 +214,7 @@ class SparseDecodeLM(HFLM):
             raise UnsupportedModelError(f"num_beams={kwargs['num_beams']}: sparse decoding has no beam search")
         clock = TokenClock()
         # Attached for this call alone, so that no state outlives a request and loglikelihood stays the stock model's.
-        with ffd.attach(self.model, self.method, self.executor) as attached:
+        with ffd.attach(self.model, self.method, self.executor) as attached, FiniteLogits(self.model) as predictions:
             out: torch.Tensor = super()._model_generate(context, max_length, stop, streamer=clock, **kwargs)
             report = attached.report()
         prompt = context[0].tolist()
@@ -208,6 +222,7 @@ class SparseDecodeLM(HFLM):
             "bos_count": _leading(prompt, self.tokenizer.bos_token_id),
             "prompt_tokens": len(prompt),
             "new_tokens": out.shape[1] - len(prompt),
+            "finite": predictions.all_finite,
             "ttft_seconds": clock.ttft_seconds,
             "decode_seconds": clock.decode_seconds,
             "ledger": report.totals(),
@@ -217,6 +232,12 @@ class SparseDecodeLM(HFLM):
     def _note_dense(self, requests: int) -> None:
         self.dense_requests += requests
         logger.warning("%s (method %s, %d requests)", DENSE_PREFILL, self.method.name, requests)
+
+    def _note_broken(self, loglikelihoods: Sequence[float]) -> None:
+        broken = sum(map(math.isnan, loglikelihoods))
+        self.not_finite += broken
+        if broken:
+            logger.error("%d of %d loglikelihoods are not finite", broken, len(loglikelihoods))
 
 
 RESPONSE_CACHE = (

@@ -57,6 +57,7 @@ def sample_row(answer: Answer) -> Row:
         "score": None,
         "prompt_tokens": answer.prompt_tokens,
         "new_tokens": answer.new_tokens,
+        "finite": answer.finite,
         "seconds": answer.seconds,
         "timing": {"ttft_s": answer.ttft_seconds, "decode_s": answer.decode_seconds},
         "ledger": answer.ledger,

@@ -32,6 +32,8 @@ class LmEvalRun(StudyRun):
         self.prepared = prepared
         self.harness: dict[str, Any] | None = None
         """lm-eval's results, samples included; None before its end."""
+        self.broken_scores = 0
+        """Loglikelihoods that were not finite."""
 
     def plan(self, done: Rows) -> str:
         """How each task runs, then requests, tokens and time."""
@@ -74,11 +76,15 @@ class LmEvalRun(StudyRun):
                 fewshot_as_multiturn=task.multiturn,
                 confirm_run_unsafe_code=task.confirm_run_unsafe_code,
             )
+        self.broken_scores = lm.not_finite
         score_rows(rows, self.harness)
 
     def summarize(self, rows: Rows) -> dict[str, Any]:
         """Every block of ``summary.json``."""
-        return summarise.summary(self.prepared, self._ordered(rows), self.harness, self.store.folder)
+        summary = summarise.summary(self.prepared, self._ordered(rows), self.harness, self.store.folder)
+        if self.broken_scores and summary["problem"] is None:
+            summary["problem"] = f"{self.broken_scores} loglikelihoods are not finite"
+        return summary
 
     def write_results(self, rows: Rows, summary: dict[str, Any]) -> None:
         """Answers with the scores that lm-eval gave at its end, its own results, and keep ratios by layer."""

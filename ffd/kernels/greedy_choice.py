@@ -18,18 +18,20 @@ def _chunk_best_kernel(
     logits_ptr, stops_ptr, new_tokens_ptr, min_new_ptr, best_ptr, index_ptr, vocabulary, stride,
     STOPS: tl.constexpr, CHUNK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Grid (chunks, B). logits [B, vocabulary]; best fp32, index int32 [B, chunks]."""
+    """Grid (chunks, B). logits [B, vocabulary]; best fp32, +inf for NaN; index int32 [B, chunks]."""
     chunk = tl.program_id(0)
     row = tl.program_id(1)
     follow_previous_launch(PDL)
     o_v = chunk * CHUNK + tl.arange(0, CHUNK)
     logits = tl.load(logits_ptr + row.to(tl.int64) * stride + o_v, mask=o_v < vocabulary, other=float("-inf"))
     logits = logits.to(tl.float32)
+    logits = tl.where(logits < float("inf"), logits, float("inf"))  # a maximum may pass over NaN
     if tl.load(new_tokens_ptr) < tl.load(min_new_ptr):
         for i in range(STOPS):
-            logits = tl.where(o_v == tl.load(stops_ptr + i), float("-inf"), logits)
+            forbidden = (o_v == tl.load(stops_ptr + i)) & (logits < float("inf"))
+            logits = tl.where(forbidden, float("-inf"), logits)
     best = tl.max(logits, 0)
-    first = tl.min(tl.where(logits == best, o_v, vocabulary - 1), 0)  # NaN equals nothing; the index stays valid
+    first = tl.min(tl.where(logits == best, o_v, vocabulary - 1), 0)
     slot = row * tl.num_programs(0) + chunk
     tl.store(best_ptr + slot, best)
     tl.store(index_ptr + slot, first)
@@ -51,16 +53,18 @@ def _advance_kernel(
     b_best = tl.load(best_ptr + o_bc, mask=m_bc, other=float("-inf"))
     b_index = tl.load(index_ptr + o_bc, mask=m_bc, other=0)
     best = tl.max(b_best, 1)
+    finite = tl.abs(best) < float("inf")
     token = tl.min(tl.where(m_bc & (b_best == best[:, None]), b_index, vocabulary - 1), 1)
+    token = tl.where(finite, token, 0)
     new = tl.load(new_tokens_ptr)
     position = tl.load(position_ptr + o_b, mask=m_b, other=0)
     active = tl.load(active_ptr + o_b, mask=m_b, other=0)
     stops = tl.load(stops_ptr + tl.arange(0, STOPS))
-    stopped = tl.max((token[:, None] == stops[None, :]).to(tl.int32), 1)
+    stopped = tl.max(((token[:, None] == stops[None, :]) | (finite[:, None] == 0)).to(tl.int32), 1)
     tl.debug_barrier()  # every thread has read the counter before one of them counts on
     tl.store(token_ptr + o_b, token.to(tl.int64), mask=m_b)
     slot = o_b.to(tl.int64) * capacity + tl.minimum(new, capacity - 1)
-    tl.store(generated_ptr + slot, token.to(tl.int64), mask=m_b)
+    tl.store(generated_ptr + slot, tl.where(finite, token, -1).to(tl.int64), mask=m_b)
     tl.store(active_ptr + o_b, active * (1 - stopped), mask=m_b)
     tl.store(position_ptr + o_b, position + 1, mask=m_b)
     tl.store(new_tokens_ptr, new + 1)
@@ -78,6 +82,8 @@ def greedy_choice(
 ) -> None:
     """Choose each row's likeliest token, the first of equals, and advance the decode state in place.
 
+    A row whose largest logit is not finite (NaN is the largest) has no prediction: see `ffd.greedy.GreedyState.choose`.
+
     Parameters
     ----------
     logits
@@ -87,11 +93,11 @@ def greedy_choice(
     min_new_tokens, new_tokens
         int64, one element; the latter is counted on.
     token, position
-        int64 [B, 1]; written, and moved on by one.
+        int64 [B, 1]; written, 0 where none is predicted, and moved on by one.
     generated
-        int64 [B, capacity]; the token goes to column ``new_tokens``.
+        int64 [B, capacity]; the token, or -1 where none is predicted, goes to column ``new_tokens``.
     active
-        int32 [B]; zero from a stop token on.
+        int32 [B]; zero from a stop token, or a token that is not predicted, on.
     """
     gpu = hardware(logits.device)
     rows, vocabulary = logits.shape

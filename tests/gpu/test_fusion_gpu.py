@@ -13,6 +13,7 @@ from ffd.kernels.rms_norm import rms_norm
 from ffd.kernels.rotary import rotary
 from ffd.kernels.swiglu_mlp import swiglu
 from ffd.methods import create
+from tests.greedy_states import ALL_STOPS, BROKEN, assert_broken_rows_end
 from tests.tiny import FAMILIES, random_prompt, tiny_model
 
 pytestmark = [
@@ -84,6 +85,38 @@ def test_greedy_choice_moves_the_state_as_torch_does(min_new_tokens: int) -> Non
             assert torch.equal(getattr(states[0], name), getattr(states[1], name)), (name, step)
         assert torch.equal(*actives)
     assert int(actives[1].sum()) == (2 if min_new_tokens == 0 else 4)
+
+
+@pytest.mark.parametrize("stops", [ALL_STOPS, ALL_STOPS[3:4] + ALL_STOPS[-1:]])
+@pytest.mark.parametrize("value", BROKEN)
+@pytest.mark.parametrize("vocabulary", [5001, 128256])
+def test_logits_without_a_finite_largest_one_end_a_row(vocabulary: int, value: float, stops: list[int]) -> None:
+    assert_broken_rows_end(value, stops, vocabulary, "cuda")
+
+
+@pytest.mark.parametrize("graph", [False, True])
+@pytest.mark.parametrize("fuse", [False, True])
+def test_a_model_that_breaks_at_a_token_ends_its_row(fuse: bool, graph: bool) -> None:
+    model = tiny_model("llama", head_dim=64).to("cuda", torch.float16)
+    prompts = [[1 + i % 7 for i in range(n)] for n in (200, 63)]
+
+    def generate() -> ffd.Generation:
+        engine = ffd.Engine(
+            model, ffd.FFD(delta=1.0, block_size=64), capacity=300, batch_size=2, fuse=fuse, graph=graph
+        )
+        return engine.generate(prompts, 24)
+
+    whole = generate()
+    assert whole.finite == [True, True]
+    token = next(t for t in whole.tokens[0][3:] if t > 7)
+    model.model.embed_tokens.weight.data[token] = torch.nan
+    broken = generate()
+    for before, after, finite in zip(whole.tokens, broken.tokens, broken.finite, strict=True):
+        ends = before.index(token) + 1 if token in before[:-1] else None
+        assert after == (before if ends is None else [*before[:ends], 0])
+        assert finite == (ends is None)
+    assert not broken.finite[0]
+    assert broken.ledger.complete
 
 
 @pytest.mark.parametrize("family", FAMILIES)

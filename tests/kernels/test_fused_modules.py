@@ -15,6 +15,7 @@ from ffd.kernels.rms_norm import rms_norm
 from ffd.kernels.rotary import rotary
 from ffd.kernels.swiglu_mlp import swiglu
 from ffd.methods import create
+from tests.greedy_states import ALL_STOPS, BROKEN, assert_broken_rows_end
 from tests.tiny import FAMILIES, random_prompt, tiny_model
 
 # The interpreter truncates where a GPU rounds to the nearest bf16; bits are compared in fp16 alone.
@@ -111,6 +112,13 @@ def test_greedy_choice_moves_the_state_as_torch_does(min_new_tokens: int) -> Non
         assert torch.equal(*actives)
         assert states[1].token[1] == 70
     assert actives[1].tolist() == [0, 1, 0]
+
+
+@pytest.mark.parametrize("stops", [ALL_STOPS, ALL_STOPS[3:4] + ALL_STOPS[-1:]])
+@pytest.mark.parametrize("value", BROKEN)
+def test_logits_without_a_finite_largest_one_end_a_row(value: float, stops: list[int]) -> None:
+    """Once the last token of the vocabulary was chosen, or NaN's own place."""
+    assert_broken_rows_end(value, stops, 5001, "cpu")
 
 
 @pytest.mark.parametrize("family", FAMILIES)
