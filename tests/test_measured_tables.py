@@ -54,7 +54,9 @@ def method_of(label: str, rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
         key = KNOBS.get(method["name"], "delta")
         same = not knob or key not in method or float(knob[0]) == float(method[key])
         scan, centred = method.get("pseudo_max") == "scan", bool(method.get("centre"))
-        return method["name"] == name and same and scan == ("`scan`" in label) and centred == ("centred" in label)
+        if method["name"] != name or bool(method.get("deltas")) != ("per head" in label):
+            return False
+        return same and scan == ("`scan`" in label) and centred == ("centred" in label)
 
     (row,) = [row for row in rows if named(row["method"])]
     return row
@@ -62,7 +64,11 @@ def method_of(label: str, rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 @pytest.mark.parametrize(
     ("record", "after"),
-    [("ruler-16k", "## Every method on RULER at 16K"), ("ruler-16k-matched", "### At one share of loaded tokens")],
+    [
+        ("ruler-16k", "## Every method on RULER at 16K"),
+        ("ruler-16k-matched", "### At one share of loaded tokens"),
+        ("ruler-16k-calibrated", "### With calibrated margins"),
+    ],
 )
 def test_ruler(record, after):
     rows, shown = rows_of(record), table("measurements.md", after)
@@ -127,3 +133,34 @@ def test_calibration():
         holds(line["mass recall"], [value["mass_recall"]])
         holds(line["loaded"], [value["keep_io"]])
         holds(line["bytes"], [value["bytes_ratio"]])
+
+
+def test_time_of_fidelity():
+    """Medians after the first prompt; what a prompt takes beyond dense attention's prefill is decoding."""
+
+    def middle(rows, what, key="total_s"):
+        own = sorted(row[key] for row in [r for r in rows if r["what"] == what and r.get("graph", True)][1:])
+        return own[len(own) // 2]
+
+    folder = ROOT / "analysis" / "measurements"
+    small, large = (
+        json.loads((folder / f"fidelity-time-32k-{model}-h200.json").read_text())["rows"]
+        for model in ("qwen05b", "llama8b")
+    )
+    prefill, decode, both, runner, decoding, generation = table("fidelity.md", "**Time at 32K**")
+    columns = {
+        "0.5B, text": (small, "dense generate", ["both passes", "runner=fidelity, one prompt"]),
+        "0.5B, task": (small, "task: dense generate", ["task: both passes"]),
+        "8B, given tokens": (large, "dense generate", ["both passes, given, delta 7.0"]),
+        "8B, its own answer": (large, "dense generate", ["both passes, its own answer, delta 7.0"]),
+    }
+    for column, (rows, dense, passes) in columns.items():
+        whole, steps = middle(rows, dense), middle(rows, dense, "decode_s")
+        took = [middle(rows, what) for what in passes]
+        holds(prefill[column], [middle(rows, dense, "prefill_s")])
+        holds(decode[column], [steps])
+        holds(both[column], took[:1])
+        holds(runner[column], took[1:])
+        holds(decoding[column].replace("*", ""), [(t - whole + steps) / steps for t in took])
+        holds(generation[column], [t / whole for t in took])
+        assert max((t - whole + steps) / steps for t in took) < 3
