@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from textwrap import fill
 from typing import Any
@@ -15,13 +15,13 @@ from analysis.kernel import DENSE, by_length, comparable, latency, methods, roof
 from analysis.measurements import COMMITTED, Timing
 from analysis.methods import method_lines
 from analysis.shapes import row_problem
+from analysis.steps import method_step_lines, protocol_lines
 
 ROOT = Path(__file__).resolve().parent.parent
 FIGURES = ROOT / "docs" / "figures"
-KERNEL, THROUGHPUT = "kernel-h200.json", "throughput-h200.json"
+KERNEL, THROUGHPUT, METHODS = "kernel-h200.json", "throughput-h200.json", "throughput-methods-h200.json"
 BEGIN, END = "<!-- measured: python -m analysis measurements -->", "<!-- end of measured -->"
 _KEPT = (0.02, 0.18, 1.0)
-_PROTOCOLS = ("paper-default", "paper-flash", "fair")
 _OF_A_RECORD = ("gpu", "revision", "date", "rows")
 
 
@@ -53,8 +53,9 @@ def blocks(records: Path = COMMITTED) -> dict[str, str]:
     """What stands between the markers of each document, by its path."""
     kernel, throughput = _record(records / KERNEL), _record(records / THROUGHPUT)
     return {
-        "README.md": "\n".join([*_kernel_lines(kernel), "", *_throughput_lines(throughput)]),
+        "README.md": "\n".join([*_kernel_lines(kernel), "", *protocol_lines(throughput)]),
         "docs/performance.md": "\n".join(method_lines(kernel, [t.row for t in _timings(kernel)])),
+        "docs/throughput.md": "\n".join(method_step_lines(_record(records / METHODS))),
         "docs/methods/component.md": "\n".join(selection_lines(kernel)),
     }
 
@@ -129,39 +130,3 @@ def _time(row: Mapping[str, Any] | None, against: Mapping[str, Any] | None) -> s
 
 def _joined(cells: Iterable[str]) -> str:
     return " | ".join(cells)
-
-
-def _throughput_lines(record: Mapping[str, Any]) -> Iterator[str]:
-    """Tokens per second of whole steps by protocol; the sparse engine's beside the fair dense one."""
-    yield f"Whole decode steps in tokens per second ({record.get('model', 'a model')}, {record['gpu']}):"
-    yield ""
-    columns = ("transformers, SDPA as shipped", "transformers, flash", "dense, our engine", "FFD, our engine")
-    yield f"| batch, tokens | {_joined(columns)} |"
-    yield "|---|" + "---:|" * len(columns)
-    for (batch, tokens), rows in _points(record["rows"]).items():
-        dense = {row["protocol"]: row for row in rows if row["method"] == "dense" and _as_shipped(row)}
-        cells = [f"{dense[p]['tokens_per_second']:.0f}" if p in dense else "-" for p in _PROTOCOLS]
-        fair = dense.get("fair")
-        yield f"| {batch}, {tokens // 1024}K | {_joined(cells)} | {_sparse(rows, fair)} |"
-
-
-def _points(rows: Iterable[Mapping[str, Any]]) -> dict[tuple[int, int], list[Mapping[str, Any]]]:
-    found: dict[tuple[int, int], list[Mapping[str, Any]]] = {}
-    for row in rows:
-        if "tokens_per_second" in row:
-            found.setdefault((row["B"], row["T"]), []).append(row)
-    return dict(sorted(found.items()))
-
-
-def _as_shipped(row: Mapping[str, Any]) -> bool:
-    """Whether the engine was free to fuse what it can; transformers' rows have nothing to say about it."""
-    return row["protocol"] != "fair" or row.get("fuse", "auto") == "auto"
-
-
-def _sparse(rows: Sequence[Mapping[str, Any]], fair: Mapping[str, Any] | None) -> str:
-    own = [row for row in rows if row["method"] == "ffd" and row["protocol"] == "fair" and _as_shipped(row)]
-    if not own:
-        return "-"
-    row = min(own, key=lambda r: abs((r["kept_target"] or 0) - 0.18))
-    gain = f", {row['tokens_per_second'] / fair['tokens_per_second']:.2f}x dense" if fair else ""
-    return f"{row['tokens_per_second']:.0f} ({100 * row['kept']:.0f} % kept{gain})"

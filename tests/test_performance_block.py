@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 
 import pytest
 
@@ -14,6 +13,7 @@ from analysis.kernel import by_length, methods
 from analysis.measurements import Timing
 from analysis.methods import method_lines
 from analysis.performance import BEGIN, END, FIGURES, ROOT, blocks, figures, with_block, write_measurements
+from analysis.steps import method_step_lines
 
 
 @pytest.mark.parametrize("name", blocks())
@@ -31,12 +31,15 @@ def test_the_figures_data_are_the_records():
 
 
 def test_another_record_makes_another_block(tmp_path):
-    for name in ("kernel-h200.json", "throughput-h200.json"):
-        shutil.copy(ROOT / "analysis" / "measurements" / name, tmp_path)
-    record = json.loads((tmp_path / "kernel-h200.json").read_text())
-    for row in record["rows"]:
-        row["time_us"] *= 2
-    (tmp_path / "kernel-h200.json").write_text(json.dumps(record))
+    for name, time in (
+        ("kernel-h200.json", "time_us"),
+        ("throughput-h200.json", "ms_per_step"),
+        ("throughput-methods-h200.json", "ms_per_step"),
+    ):
+        record = json.loads((ROOT / "analysis" / "measurements" / name).read_text())
+        for row in record["rows"]:
+            row[time] *= 2
+        (tmp_path / name).write_text(json.dumps(record))
     made = blocks(tmp_path)
     assert all(made[name] != text for name, text in blocks().items())
     for name in made:
@@ -47,6 +50,27 @@ def test_another_record_makes_another_block(tmp_path):
         assert (tmp_path / name).read_text() == f"before\n{BEGIN}\n{text}\n{END}\nafter\n"
     names = [f"kernel_{name}.{suffix}" for name in ("latency", "roofline", "methods") for suffix in ("svg", "csv")]
     assert [path.name for path in written[len(made) :]] == names
+
+
+def test_whole_steps_of_every_method_stand_beside_dense():
+    def step(method, T, ms, kept, **changes):
+        row = {"protocol": "fair", "method": method, "B": 1, "T": T, "ms_per_step": ms, "tokens_per_second": 1e3 / ms}
+        return {**row, "kept": kept, "fuse": "auto", **changes}
+
+    rows = [
+        step("dense", 16384, 4.0, 1.0),
+        step("quest", 16384, 8.0, 0.25),
+        step("quest", 65536, 6.0, 0.11),
+        step("dense", 16384, 60.0, 1.0, protocol="paper-default"),
+        step("quest", 16384, 9.0, 0.25, fuse="false"),
+    ]
+    lines = list(method_step_lines({"gpu": "g", "revision": "r", "date": "d", "model": "m", "rows": rows}))
+    assert lines[-4:] == [
+        "| method | batch 1, 16K | batch 1, 64K |",
+        "|---|---:|---:|",
+        "| dense | 4.00 | - |",
+        "| quest | 8.00 (0.50x, 25 %) | 6.00 (11 %) |",
+    ]
 
 
 def test_a_document_without_a_place_is_an_error():
