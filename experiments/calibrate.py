@@ -18,6 +18,7 @@ from eval.fidelity.aggregate import distribution
 from eval.fidelity.curves import Curves, enough_for_all, invert, margin_curves
 from eval.fidelity.traces import Trace
 from experiments import figures
+from experiments.checks import written
 from experiments.config import RunConfig
 from experiments.engines import make_method
 from experiments.errors import UsageError
@@ -28,19 +29,21 @@ from experiments.recording import record_traces
 from experiments.replay import load_traces
 from experiments.table import number, results
 from experiments.tracker import Tracker
-from experiments.workload import Item, Workload, load_workload
+from experiments.workload import Item, Workload, for_calibration, load_workload
 from ffd.methods import Method, method_class
 
 RESULT = "calibration"
 """Task of the row that holds the result."""
 _COSTS = ("keep_head", "keep_io", "bytes_ratio")
+_NOT_REPEATED = ("name", "delta", "deltas", "delta_unit")
+"""Of a method: the margins found are in its place, and in nats."""
 
 
 def run_calibrate(config: RunConfig) -> int:
     """Run, resume or show one calibration; returns the exit code."""
     if "deltas" not in {field.name for field in fields(method_class(config.method["name"]))}:
         raise UsageError(f"method={config.method['name']}: has no margins per head to calibrate (knob deltas)")
-    workload = load_workload(config)
+    workload = load_workload(for_calibration(config))
     identity = {
         **config.resolved(),
         "task": workload.task,
@@ -133,7 +136,11 @@ class CalibrateRun(StudyRun):
             "model": {"name": self.workload.model.label, "revision": self.workload.model.revision},
             "task": self.workload.task,
             "calibrate": dict(vars(self.config.calibrate)),
-            "prompts": {"calibration": len(self.fitted), "held_out": len(self.held_out)},
+            "prompts": {
+                "calibration": len(self.fitted),
+                "held_out": len(self.held_out),
+                "seed": for_calibration(self.config).seed,
+            },
             "counted": "recorded steps of all full-attention layers",
             **result,
             "deltas_nats": distribution(pairs),
@@ -181,7 +188,16 @@ class CalibrateRun(StudyRun):
                 f"one margin that is enough for every pair: {enough['margin_nats']:g} nats, "
                 f"mass recall {number(enough['mass_recall'], 4)}, bytes {number(enough['bytes_ratio'], 4)}"
             )
-        results().print(f"run with: python run.py method.deltas={self.store.folder / 'method.yaml'}")
+        knobs = [f"method.{knob}={written(value)}" for knob, value in self._changed_knobs().items()]
+        given = " ".join([f"method={self.config.method['name']}", *knobs])
+        results().print(f"run with: python run.py {given} method.deltas={self.store.folder / 'method.yaml'}")
+
+    def _changed_knobs(self) -> dict[str, Any]:
+        """What a run with these margins must be given too: knobs that are not the method's defaults."""
+        method = self.config.method
+        defaults = method_class(method["name"])()
+        found = {knob: value for knob, value in method.items() if knob not in _NOT_REPEATED}
+        return {knob: value for knob, value in found.items() if value != getattr(defaults, knob)}
 
 
 def split(items: Sequence[Item], holdout: float) -> tuple[list[Item], list[Item]]:

@@ -25,7 +25,7 @@ from experiments.progress import console
 from experiments.recording import record_traces
 from experiments.refusals import refusals
 from experiments.replay import load_traces
-from experiments.workload import Workload, load_workload
+from experiments.workload import Workload, for_calibration, load_workload
 from ffd.methods import Method, SearchKnob, method_class
 from ffd.report import layer_report
 
@@ -34,8 +34,6 @@ CLOSE = 0.005
 TOLERANCE = 0.01
 """A cost farther from the target does not meet it."""
 MOST_TRIALS = 20
-CALIBRATION_SEED_OFFSET = 1
-"""Generated prompts of calibration differ from those that are measured by their seed."""
 
 
 @dataclass(frozen=True)
@@ -211,7 +209,7 @@ def _searched(config: RunConfig, knob: SearchKnob, workload: Workload, path: Pat
 
 def _calibration(config: RunConfig) -> RunConfig:
     task = {**config.task, "samples": config.match.samples} if "samples" in config.task else config.task
-    return replace(config, task=task, seed=config.seed + CALIBRATION_SEED_OFFSET, shard=None)
+    return replace(for_calibration(config), task=task, shard=None)
 
 
 def _traces(config: RunConfig, workload: Workload) -> list[Trace]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from eval.answer import stop_tokens
@@ -62,6 +62,14 @@ class Workload:
         """Load the weights; raises `UsageError`."""
         with refusals():
             return load_model(self.spec, self.model)
+
+
+def for_calibration(config: RunConfig) -> RunConfig:
+    """The configuration whose prompts a setting is found on: generated ones are others than a run measures with it.
+
+    Rows of a dataset are the same whatever the seed.
+    """
+    return replace(config, seed=config.seed + 1)
 
 
 def load_workload(config: RunConfig) -> Workload:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -154,22 +155,28 @@ def test_the_runner_writes_what_ffd_accepts(tiny_folder: Any, tmp_path: Any, mon
     assert invoke(arguments, monkeypatch) == 0
     folder = the_run(tmp_path)
     summary = summary_of(folder)
-    assert summary["prompts"] == {"calibration": 3, "held_out": 1}
+    assert summary["prompts"] == {"calibration": 3, "held_out": 1, "seed": 43}
     assert summary["calibrated"]["pairs"]["min"] >= 0.9
     assert summary["held_out"]["reached"] >= 0.9 - 0.02  # prompts of one task look alike
-    (line,) = (x for x in capsys.readouterr().out.splitlines() if "held out" in x and "per head" in x)
+    out = capsys.readouterr().out
+    (line,) = (x for x in out.splitlines() if "held out" in x and "per head" in x)
     row = summary["held_out"]
     shown = (row["reached"], row["pairs_meeting"], row["pairs"]["min"], row["keep_head"], row["keep_io"])
     assert [cell.strip() for cell in line.split("│")[3:8]] == [f"{value:.4f}" for value in shown]
     written = yaml.safe_load((folder / "method.yaml").read_text())
     assert [len(row) for row in written["deltas"]] == [4, 4]
-    # The configuration runs: the same prompts, the margins in place, at least the recall that was asked for.
-    again = ["runner=fidelity", f"method.deltas={folder / 'method.yaml'}", *SMALL_FFD]
-    assert invoke([*again, *common(tiny_folder, tmp_path, samples=3)], monkeypatch) == 0
-    runs = [summary_of(f) for f in (tmp_path / "runs").iterdir()]
-    (run,) = (s for s in runs if s["runner"] == "fidelity")
+    # What it says to run runs, knobs and all: other prompts, the margins in place, the recall that was asked for.
+    said = re.search(r"run with: python run.py (.*?method\.deltas=\S*method\.yaml)", "".join(out.split("\n")))
+    assert said is not None
+    again = ["runner=fidelity", *said[1].split()]
+    assert invoke([*again, *common(tiny_folder, tmp_path, samples=4)], monkeypatch) == 0
+    runs = [f for f in (tmp_path / "runs").iterdir() if summary_of(f)["runner"] == "fidelity"]
+    run = summary_of(runs[0])
     assert run["method"]["deltas"] == written["deltas"]
-    assert run["metrics"]["mass_recall_selected"]["macro"] >= 0.9
+    assert run["metrics"]["mass_recall_selected"]["macro"] >= 0.9 - 0.02
+    identities = [yaml.safe_load((f / "config.yaml").read_text()) for f in (folder, runs[0])]
+    assert [identity["seed"] for identity in identities] == [42, 42]
+    assert identities[0]["prompts"] != identities[1]["prompts"]
     changed = ["runner=fidelity", f"method.deltas={folder / 'method.yaml'}", *SMALL_FFD, "method.centre=true"]
     assert invoke([*changed, *common(tiny_folder, tmp_path)], monkeypatch) == 2
     assert "method.centre=True: expected False, with which method.deltas=" in capsys.readouterr().err
