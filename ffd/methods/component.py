@@ -146,7 +146,9 @@ class ComponentLayer(DenseLayer):
         self.thumbnails = None if method.bits == 16 else Thumbnails(geometry, method.bits, method.block_size)
         self.unit_budget = torch.full_like(rows.lengths, method.unit_budget)
         # On the device and per head, as FFD's: a captured graph serves other margins too.
-        self.delta_nats = torch.full((geometry.num_query_heads,), float(method.delta), device=geometry.device)
+        self.delta_nats = torch.full(
+            (geometry.num_query_heads,), method.delta, dtype=torch.float32, device=geometry.device
+        )
 
     def prefill(self, keys: Tensor, values: Tensor) -> None:
         """Copy the prompts in and quantise their complete blocks."""
