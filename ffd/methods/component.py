@@ -140,6 +140,8 @@ class Component(Method):
 class ComponentLayer(DenseLayer):
     """Dense storage and, below 16 bits, thumbnails of its complete blocks; ``delta_nats`` float32 [Hq]."""
 
+    values_exact = True
+
     def __init__(self, method: Component, geometry: LayerGeometry, rows: RowState, executor: Executor) -> None:
         super().__init__(geometry, rows, executor)
         self.method = method
