@@ -73,8 +73,11 @@ class GreedyState:
                 self.token, self.generated, active, self.position,
             )  # fmt: skip
             return
-        stops = self._stop.clamp(min=0)
-        forbidden = (self._new_tokens < self._min_new_tokens) & (self._stop >= 0)[None]
+        vocabulary = logits.shape[1]
+        stops = self._stop.clamp(0, vocabulary - 1)
+        # An empty slot stands for no token, and a model may have fewer than its tokenizer has.
+        possible = (self._stop >= 0) & (self._stop < vocabulary)
+        forbidden = (self._new_tokens < self._min_new_tokens) & possible[None]
         penalty = torch.zeros_like(logits, dtype=torch.float32)
         ruled_out = penalty.new_zeros(forbidden.shape).masked_fill(forbidden, -torch.inf)
         penalty.index_add_(1, stops, ruled_out.expand(logits.shape[0], -1))
