@@ -17,7 +17,7 @@ from experiments.failures import failure
 from experiments.identity import code_fingerprint, run_id
 from experiments.progress import console
 from experiments.refusals import refusals
-from experiments.store import TRACEBACK, Rows, RunStore
+from experiments.store import Rows, RunStore
 from experiments.tracker import Tracker, make_tracker
 
 __all__ = ["Rows", "StudyRun", "code_and_machine"]
@@ -122,15 +122,15 @@ class StudyRun(ABC):
             raise
         except Exception as error:
             self.store.release_reserve()
-            why = failure(error, self.methods)
+            why, kept = failure(error, self.methods), "finished samples are kept"
             try:
-                self.store.write_text(TRACEBACK, traceback.format_exc())
+                # The traceback comes second: a disk without room for it may have room for what it came to.
                 tracker.finish(self._record(rows, "failed", why), {})
-            except OSError:
-                console.print("the failure itself could not be recorded: the disk is full")
-            raise RunFailedError(
-                f"run {self.store.run_id}: {why}; finished samples are kept, {self.store.folder / TRACEBACK} says more"
-            ) from error
+                self.store.write_traceback(traceback.format_exc())
+                kept += f", {self.store.traceback_path} says more"
+            except OSError as unwritten:
+                console.print(f"the failure itself could not be recorded in full ({unwritten.strerror})")
+            raise RunFailedError(f"run {self.store.run_id}: {why}; {kept}") from error
         tracker.finish(summary, self.tables)
         self.show(summary)
         console.print(f"results: {self.store.folder}")
@@ -143,7 +143,7 @@ class StudyRun(ABC):
         plain = json.loads(json.dumps(self.identity))  # tuples and mappings as YAML knows them
         try:
             self.store.reserve()
-            (self.store.folder / TRACEBACK).unlink(missing_ok=True)
+            self.store.traceback_path.unlink(missing_ok=True)
             self.store.write_text("config.yaml", yaml.safe_dump(plain, sort_keys=False, allow_unicode=True))
             self.store.write_json("environment.json", describe_environment())
             self._record(rows, "partial", "not finished: running, or killed")

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from experiments.checks import boolean, choice, integer
+from experiments.checks import boolean, choice, integer, refusal
 from experiments.errors import UsageError
 
 TRACE_MODES = ("none", "record", "replay")
@@ -161,7 +161,9 @@ def sweep_points(sweep: Mapping[str, Any]) -> tuple[Point, ...]:
         if not isinstance(grid, Mapping):
             raise UsageError(f"fidelity.sweep.{series}={grid}: expected knobs with lists of values")
         knobs = {knob: _list(f"fidelity.sweep.{series}.{knob}", v) for knob, v in grid.items() if knob != "method"}
-        name = grid.get("method", series)
+        name = grid.get("method", str(series))
+        if not isinstance(name, str):
+            raise refusal(f"fidelity.sweep.{series}.method", name, "the name of a method")
         for values in itertools.product(*knobs.values()):
             chosen = dict(zip(knobs, values, strict=True))
             try:
@@ -170,7 +172,7 @@ def sweep_points(sweep: Mapping[str, Any]) -> tuple[Point, ...]:
                 raise UsageError(f"fidelity.sweep.{series}.{error}") from None
             except TypeError:
                 raise UsageError(f"fidelity.sweep.{series}: a value of the wrong type in {chosen}") from None
-            points.append(Point(series, {"name": name, **chosen}))
+            points.append(Point(str(series), {"name": name, **chosen}))
     return tuple(points)
 
 

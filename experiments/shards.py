@@ -123,8 +123,8 @@ class ShardStore(RunStore):
         return summary if summary is not None and summary["status"] in ("complete", "invalid") else None
 
     def discard_if_empty(self) -> None:
-        """Remove this shard's folder if it finished no sample."""
-        if not self.samples_path.exists():
+        """Remove this shard's folder if it finished no sample and says of no error."""
+        if not self.samples_path.exists() and not self.traceback_path.exists():
             shutil.rmtree(self.work, ignore_errors=True)
 
     def close(self) -> None:

@@ -26,10 +26,9 @@ Rows = dict[tuple[str, int], dict[str, Any]]
 """Finished rows of ``samples.jsonl`` by task and index, in the order in which they finished."""
 _RESERVE_BYTES = 256 * 1024
 """Released when the disk is full, so that the failure itself can be recorded."""
-TRACEBACK = "traceback.txt"
-"""Of the error that ended a failed run."""
+_TRACEBACK = "traceback.txt"
 _BEGINNING = frozenset(
-    {".lock", ".reserve", "config.yaml", "environment.json", "engine.json", "summary.json", TRACEBACK}
+    {".lock", ".reserve", "config.yaml", "environment.json", "engine.json", "summary.json", _TRACEBACK}
 )
 """Files of a run that has finished no sample."""
 
@@ -89,6 +88,11 @@ class RunStore:
     def reserve_path(self) -> Path:
         """Ballast, see `_RESERVE_BYTES`."""
         return self.work / ".reserve"
+
+    @property
+    def traceback_path(self) -> Path:
+        """Of the error that ended this process's part of the run, if one did."""
+        return self.work / _TRACEBACK
 
     @contextmanager
     def publishing(self) -> Iterator[None]:
@@ -156,7 +160,11 @@ class RunStore:
 
     def write_text(self, name: str, text: str) -> None:
         """Write a file of the run atomically."""
-        write_atomically(self.folder / name, text.encode())
+        write_atomically(self.folder / name, _utf8(text))
+
+    def write_traceback(self, text: str) -> None:
+        """Write what `traceback_path` names atomically."""
+        write_atomically(self.traceback_path, _utf8(text))
 
     def write_json(self, name: str, value: Any) -> None:
         """Write a JSON file of the run atomically."""
@@ -231,4 +239,9 @@ def write_samples(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
 
 
 def _line(row: Mapping[str, Any]) -> bytes:
-    return json.dumps(row, ensure_ascii=False).encode() + b"\n"
+    return _utf8(json.dumps(row, ensure_ascii=False)) + b"\n"
+
+
+def _utf8(text: str) -> bytes:
+    r"""As bytes; half a surrogate pair, such as the name of a file may have, as \udcff, which JSON can read."""
+    return text.encode(errors="backslashreplace")

@@ -73,10 +73,14 @@ class GreedyState:
                 self.token, self.generated, active, self.position,
             )  # fmt: skip
             return
-        stops = self._stop.clamp(min=0)
-        forbidden = (self._new_tokens < self._min_new_tokens) & (self._stop >= 0)[None]
+        vocabulary = logits.shape[1]
+        stops = self._stop.clamp(0, vocabulary - 1)
+        # An empty slot stands for no token, and a model may have fewer than its tokenizer has.
+        possible = (self._stop >= 0) & (self._stop < vocabulary)
+        forbidden = (self._new_tokens < self._min_new_tokens) & possible[None]
         penalty = torch.zeros_like(logits, dtype=torch.float32)
-        penalty.index_add_(1, stops, torch.where(forbidden, -torch.inf, 0.0).expand(logits.shape[0], -1))
+        ruled_out = penalty.new_zeros(forbidden.shape).masked_fill(forbidden, -torch.inf)
+        penalty.index_add_(1, stops, ruled_out.expand(logits.shape[0], -1))
         # To torch NaN is larger than all numbers, and +inf under a penalty of -inf is NaN.
         largest, token = (logits.float() + penalty).max(dim=-1, keepdim=True)
         finite = largest.abs() < torch.inf
@@ -104,6 +108,8 @@ class GreedyState:
             end = next((i for i, token in enumerate(row) if token < 0 or token in stops), None)
             if end is not None:
                 del row[end + 1 :]
-            finite.append(row[-1] >= 0)
-            row[-1] = max(row[-1], 0)
+            predicted = end is None or row[end] >= 0
+            finite.append(predicted)
+            if not predicted:
+                row[-1] = 0
         return rows, finite

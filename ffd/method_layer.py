@@ -18,6 +18,8 @@ from ffd import reference
 from ffd.ledger import Counts, Ledger
 
 Executor = Literal["fused", "reference"]
+_OF_VALUES = frozenset({"values_exact", "stored_values", "prefill", "append", "step"})
+"""Where a class has one of these, what its bases say of values does not hold for it."""
 
 
 @dataclass(frozen=True)
@@ -121,12 +123,13 @@ class MethodLayer(ABC):
     """
 
     values_exact: ClassVar[bool] = False
-    """Whether `stored_values` gives the model's own values, which a probe then reads once. A class with values of its
-    own says so anew."""
+    """Whether `stored_values` gives the model's own values, which a probe then reads once. A class that stores or gives
+    values in a way of its own says so anew."""
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
-        if "stored_values" in vars(cls) and "values_exact" not in vars(cls):
+        nearest = next(base for base in cls.__mro__ if not _OF_VALUES.isdisjoint(vars(base)))
+        if "values_exact" not in vars(nearest):
             cls.values_exact = False
 
     def __init__(self, geometry: LayerGeometry, rows: RowState, executor: Executor) -> None:

@@ -108,7 +108,8 @@ def odd_levels(packed: Tensor) -> Tensor:
         float32 [..., d] with values -3, -1, 1, 3. Odd integers need no zero point, hence no
         cancelling sum over the query (the official kernel subtracts ``1.5 * sum(q * scale)``).
     """
-    return torch.add(torch.tensor(-3.0), unpack_codes(packed), alpha=2)  # one pass over what is large
+    lowest = torch.tensor(-3.0, dtype=torch.float32)
+    return torch.add(lowest, unpack_codes(packed), alpha=2)  # one pass over what is large
 
 
 def quantize_blocks(keys: Tensor, levels: Levels, residual: Residual) -> QuantizedBlocks:

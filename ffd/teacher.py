@@ -132,5 +132,5 @@ def _prefilled_like(
 
 
 def _exact(handle: DecodeHandle) -> DenseLayer | None:
-    """Where a layer's exact keys and values are, if they are kept."""
-    return handle.storage if isinstance(handle.storage, DenseLayer) else handle.shadow
+    """Where a layer's exact keys and values are, if they are kept: a dense layer's heirs may store others."""
+    return handle.storage if type(handle.storage) is DenseLayer else handle.shadow

@@ -10,6 +10,7 @@ import torch
 
 from eval.fidelity.forced import ForcedScores
 from eval.fidelity.traces import Trace
+from experiments.accuracy import AccuracyRun
 from ffd.methods import KnobError, method_class
 from tests.fidelity_runs import common, summary_of, the_run, tiny_folder
 from tests.ruler_tokenizer import build
@@ -232,6 +233,31 @@ def test_an_accuracy_run_needs_no_probe_to_be_invalid(elsewhere, tiny_folder, tm
     samples.write_text("".join(json.dumps({k: v for k, v in r.items() if k != "finite"}) + "\n" for r in rows))
     assert invoke(command, monkeypatch) == 0
     assert summary_of(folder)["status"] == "complete"
+
+
+@pytest.mark.parametrize("first", [1, 2])
+def test_a_run_is_invalid_when_its_last_shard_is_done(first, elsewhere, tiny_folder, tmp_path, monkeypatch):
+    """Once the shard that met the problem ended the run, and what the other one did counted nowhere."""
+    (elsewhere / f"nan_shard_{first}.py").write_text(NOT_FINITE)
+    command = ["method=dense", f"method.name=nan_shard_{first}:Broken", *common(tiny_folder, tmp_path)]
+    command.append("fidelity.every=0")
+    honest = AccuracyRun._run_sample
+
+    def broken_once(self, engine, loaded, sample, fidelity):
+        return {**honest(self, engine, loaded, sample, fidelity), "finite": sample.index != 0}
+
+    monkeypatch.setattr(AccuracyRun, "_run_sample", broken_once)
+    assert invoke([*command, f"shard={first}/2"], monkeypatch) == 0
+    folder = the_run(tmp_path)
+    summary = summary_of(folder)
+    assert summary["status"] == "partial"
+    assert summary["reason"].startswith("1 of 2 samples are left to other shards")
+    assert summary["reason"].endswith("not finite") == (first == 1)
+    assert invoke([*command, f"shard={3 - first}/2"], monkeypatch) == 3
+    summary = summary_of(folder)
+    assert (summary["status"], summary["reason"]) == ("invalid", "1 of 2 samples: a prediction was not finite")
+    assert len((folder / "samples.jsonl").read_text().splitlines()) == 2
+    assert not (folder / "shards").exists()
 
 
 @pytest.mark.parametrize("runner", ["fidelity", "accuracy"])

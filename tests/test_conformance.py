@@ -115,6 +115,23 @@ def test_a_model_generates_the_same_tokens_in_a_padded_batch_and_alone(name: str
         assert alone.tokens[0] == batch.tokens[row]
 
 
+@pytest.mark.parametrize("default", [torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("name", NAMES)
+def test_torchs_default_dtype_decides_nothing(name: str, default: torch.dtype) -> None:
+    """Scripts set it to load a model in 16 bits. Once FFD raised then, and KIVI's restored keys were rounded."""
+    model, prompt = tiny_model("llama").bfloat16(), [random_prompt(140, 1)]
+
+    def generate() -> list[list[int]]:
+        return Engine(model, method_of(name), capacity=CAPACITY, executor="reference").generate(prompt, 12).tokens
+
+    expected, before = generate(), torch.get_default_dtype()
+    torch.set_default_dtype(default)
+    try:
+        assert generate() == expected
+    finally:
+        torch.set_default_dtype(before)
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_keeping_everything_generates_the_dense_tokens(name: str) -> None:
     model = tiny_model("llama", layers=3)

@@ -147,6 +147,14 @@ def test_min_new_tokens_bars_the_stop_token():
     assert first not in barred[:3]
 
 
+def test_a_stop_token_that_the_model_does_not_have_is_never_chosen():
+    """A tokenizer may have more tokens than its model. Once the torch path raised, the fused one did not."""
+    engine = ffd.Engine(tiny_model("llama"), create("dense"), capacity=100)
+    expected = engine.generate([random_prompt(40)], 8).tokens
+    for least in (0, 3):
+        assert engine.generate([random_prompt(40)], 8, [64, 10**6], min_new_tokens=least).tokens == expected
+
+
 def test_ledger_equals_a_recount_of_the_reference_selection(monkeypatch):
     model = tiny_model("llama")
     kept = []

@@ -132,8 +132,23 @@ def test_values_of_a_methods_own_are_exact_only_where_it_says_so() -> None:
         def stored_values(self, num_tokens: int) -> Tensor:
             return super().stored_values(num_tokens).half()
 
-    assert StridedLayer.values_exact
-    assert not Rounded.values_exact
+    class Before:
+        def stored_values(self, num_tokens: int) -> Tensor:
+            return super().stored_values(num_tokens).half()  # type: ignore[misc, no-any-return]
+
+    class RoundedBefore(Before, StridedLayer): ...
+
+    class StoredRounded(StridedLayer):
+        def append(self, keys: Tensor, values: Tensor) -> None:
+            super().append(keys, values.round())
+
+    class SaysSo(Rounded):
+        values_exact = True
+
+    class Inherits(SaysSo): ...
+
+    assert [layer.values_exact for layer in (StridedLayer, SaysSo, Inherits)] == [True] * 3
+    assert [layer.values_exact for layer in (Rounded, RoundedBefore, StoredRounded)] == [False] * 3
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from ffd.report import read_ledger
 from ffd.teacher import forced_logits, forced_logits_of_both
 from tests.played_steps import play_captured_steps, step_separately
 from tests.tiny import random_prompt, tiny_model
+from tests.toy_method import Strided, StridedLayer
 
 PROMPTS = [random_prompt(140, 1), random_prompt(101, 2)]
 CONTINUATIONS = [random_prompt(9, 3), random_prompt(6, 4)]
@@ -181,6 +183,34 @@ def test_both_engines_prefill_where_keys_are_not_kept_for_all_layers(missing: st
     rounding = 1e-4 if missing == "exact keys" else 0.0  # sliding windows have a cache of their own: no pair
     for (_, got), expected in zip(both, alone, strict=True):
         torch.testing.assert_close(got, expected, rtol=rounding, atol=rounding)
+
+
+@dataclass(frozen=True)
+class Halving(Strided):
+    """Stores half of each value."""
+
+    def new_layer(self, *args: Any) -> HalvingLayer:
+        return HalvingLayer(self, *args)
+
+
+class HalvingLayer(StridedLayer):
+    """Dense storage of halves."""
+
+    def prefill(self, keys: Tensor, values: Tensor) -> None:
+        super().prefill(keys, values / 2)
+
+    def append(self, keys: Tensor, values: Tensor) -> None:
+        super().append(keys, values / 2)
+
+
+@pytest.mark.parametrize("probed", [False, True])
+def test_what_a_heir_of_dense_storage_keeps_is_not_taken_for_exact(probed: bool) -> None:
+    """Once the second engine's prompt was quartered."""
+    model, method = tiny_model("llama"), Halving(stride=1)
+    extra: dict[str, Any] = {"probe": lambda *_: None} if probed else {}
+    first, second = engine(method, model, **extra), engine(method, model)
+    for mine, theirs in forced_logits_of_both(first, second, PROMPTS, GivenTokens(CONTINUATIONS)):
+        torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-5)
 
 
 def test_engines_on_two_models_share_no_prompt() -> None:

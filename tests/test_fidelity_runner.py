@@ -160,6 +160,11 @@ def test_dense_predicts_as_dense(tiny_folder, tmp_path, monkeypatch):
         (["fidelity.every=0"], "fidelity.every=0: expected an integer >= 1"),
         (["fidelity.text_file=/nowhere.txt"], "fidelity.text_file=/nowhere.txt: cannot be read"),
         (["trace=replay", "+fidelity.sweep.quest.page_size=[5]"], "fidelity.sweep.quest.page_size=5: expected 16"),
+        (
+            ["trace=replay", "+fidelity.sweep.quest.method=null"],
+            "fidelity.sweep.quest.method=null: expected the name of a method",
+        ),
+        (["trace=replay", "+fidelity.sweep.5={}"], "method=5: expected one of"),
         (["trace=replay", "fidelity.sweep=3"], "fidelity.sweep=3: expected series, each with knobs"),
         (["trace=record", "fidelity.layers=[7]"], "fidelity.layers=[7]: "),
     ],

@@ -147,3 +147,28 @@ def test_a_disk_too_full_to_record_its_own_failure_is_said_so(tmp_path, monkeypa
         toy.run()
     assert "could not be recorded" in capsys.readouterr().err
     assert summary(tmp_path)["status"] == "partial"
+
+
+def test_a_disk_without_room_for_the_traceback_still_records_the_failure(tmp_path, monkeypatch, capsys):
+    """Once the traceback was written first, and named where it was not."""
+
+    def full(self, text):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(RunStore, "write_traceback", full)
+    with pytest.raises(RunFailedError) as raised:
+        Toy(tmp_path, fail(KeyError("heads"))).run()
+    assert str(raised.value).endswith("KeyError: 'heads'; finished samples are kept")
+    assert "could not be recorded in full (No space left on device)" in capsys.readouterr().err
+    stored = summary(tmp_path)
+    assert (stored["status"], stored["reason"]) == ("failed", "KeyError: 'heads'")
+
+
+def test_a_failure_that_is_no_text_is_recorded(tmp_path):
+    """A file's name may hold bytes that are not UTF-8. Once the error was the record's own, and the run partial."""
+    with pytest.raises(RunFailedError, match="finished samples are kept"):
+        Toy(tmp_path, fail(RuntimeError("caf\udce9.txt"))).run()
+    stored = summary(tmp_path)
+    assert (stored["status"], stored["reason"]) == ("failed", "RuntimeError: caf\udce9.txt")
+    (traceback,) = tmp_path.glob("runs/*/traceback.txt")
+    assert r"RuntimeError: caf\udce9.txt" in traceback.read_text()

@@ -68,6 +68,13 @@ def test_a_row_ends_where_nothing_is_predicted(value: float) -> None:
         assert answer.tokens == [[CHOSEN if x else 0] for x in finite]
 
 
+def test_an_answer_has_no_tokens_before_the_first() -> None:
+    """Once this was an IndexError."""
+    answer = GreedyTokens(3)
+    answer.begin([1, 2], torch.device("cpu"), fused=False)
+    assert answer.tokens == [[], []]
+
+
 def test_the_engine_ends_the_row_and_says_so() -> None:
     whole = engine(create("dense")).generate(PROMPTS, NEW)
     assert whole.finite == [True, True]

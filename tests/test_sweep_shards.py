@@ -65,6 +65,21 @@ def test_the_split_may_change_and_the_undivided_command_finishes(command, whole,
     assert results(out) == whole
 
 
+def test_a_shards_traceback_outlives_the_others(command, whole, tmp_path, monkeypatch, capsys):
+    """Once the next shard to begin removed it, and the line that named it was left."""
+    out = tmp_path / "out"
+    with monkeypatch.context() as broken:
+        broken.setattr(accuracy.AccuracyRun, "_run_sample", lambda *_: {}["heads"])
+        assert invoke([*command, "shard=1/2", f"out={out}"], broken) == 1
+    (said,) = out.glob("runs/*/shards/1-of-2/traceback.txt")
+    assert f"{said} says more" in capsys.readouterr().err
+    assert invoke([*command, "shard=2/2", f"out={out}"], monkeypatch) == 0
+    assert "KeyError: 'heads'" in said.read_text()
+    assert invoke([*command, "shard=1/2", f"out={out}"], monkeypatch) == 0
+    assert results(out) == whole
+    assert not list(out.rglob("traceback.txt"))
+
+
 def test_shards_at_the_same_time(command, whole, tmp_path):
     out = tmp_path / "out"
     processes = [

@@ -82,6 +82,14 @@ def test_every_window_repeats_the_same_steps(bench):
     assert int(counted[0][..., 0].min()) == WINDOW
 
 
+def test_rows_that_end_for_want_of_a_prediction_are_timed_all_the_same():
+    """Random keys may be more than a model of 16 bits can take. Once nothing was counted then: a division by zero."""
+    model = random_model("toy", "cpu", "float32")
+    model.lm_head.weight.data[9] = torch.nan
+    row = row_of(Bench(model, "cpu", bandwidth=1e10), case_of(create("dense")))
+    assert row["bytes"] == pytest.approx(weight_bytes(model) + (TOKENS + 1) * kv_bytes(model))
+
+
 def test_the_floor_counts_weights_and_what_the_method_must_read(bench):
     layers, heads, d = 2, 2, 16
     context = TOKENS + (WINDOW + 1) / 2

@@ -117,7 +117,7 @@ def _layer(steps: Iterable[ReplayStep], margins: Sequence[float], scale: float) 
         if not hasattr(last.storage, "delta_nats"):
             raise ValueError(f"method {type(last.storage).__name__}: has no margin per head (delta_nats)")
         if not ledgers:
-            parts = torch.tensor(margins, device=g.device).split(_margins_at_once(g))
+            parts = torch.tensor(margins, dtype=torch.float32, device=g.device).split(_margins_at_once(g))
             rows = last.storage.rows.active
             ledgers = [Ledger(len(p) * len(rows), g.num_kv_heads, g.num_query_heads, g.device, rows) for p in parts]
         dense = last.dense.select(last.q, scale)

@@ -73,6 +73,7 @@ class Steps:
         state = self.engine._state
         state.position.fill_(self.tokens)
         state._new_tokens.fill_(1)
+        self.cache.rows.active.fill_(1)  # a row whose logits were not finite has ended, and is timed all the same
         self.cache.rows.lengths.fill_(self.tokens)
         self.cache.rows.counted = self.tokens
         self.cache.seen_tokens = self.tokens

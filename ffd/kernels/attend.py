@@ -223,7 +223,7 @@ def attend_mask(layer: DenseLayer, q: Tensor, scale: float, kept: Tensor) -> Ten
         bool [B, capacity]; False at and beyond a row's length.
     """
     b, hkv = layer.keys.shape[:2]
-    units = torch.where(kept, 1.0, 0.0)[:, None].expand(-1, hkv, -1)
+    units = kept.float()[:, None].expand(-1, hkv, -1)
     value = torch.full((b, hkv), 0.5, dtype=torch.float32, device=q.device)
     scanned = torch.zeros_like(layer.lengths)
     return attend_kept(layer, q.contiguous(), scale, units, Threshold(value), scanned)

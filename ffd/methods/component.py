@@ -140,13 +140,17 @@ class Component(Method):
 class ComponentLayer(DenseLayer):
     """Dense storage and, below 16 bits, thumbnails of its complete blocks; ``delta_nats`` float32 [Hq]."""
 
+    values_exact = True
+
     def __init__(self, method: Component, geometry: LayerGeometry, rows: RowState, executor: Executor) -> None:
         super().__init__(geometry, rows, executor)
         self.method = method
         self.thumbnails = None if method.bits == 16 else Thumbnails(geometry, method.bits, method.block_size)
         self.unit_budget = torch.full_like(rows.lengths, method.unit_budget)
         # On the device and per head, as FFD's: a captured graph serves other margins too.
-        self.delta_nats = torch.full((geometry.num_query_heads,), float(method.delta), device=geometry.device)
+        self.delta_nats = torch.full(
+            (geometry.num_query_heads,), method.delta, dtype=torch.float32, device=geometry.device
+        )
 
     def prefill(self, keys: Tensor, values: Tensor) -> None:
         """Copy the prompts in and quantise their complete blocks."""

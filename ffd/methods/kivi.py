@@ -103,9 +103,8 @@ class KiviLayer(MethodLayer):
         self.value_minimum = zeros(g.head_dim // m.group_size, value_tokens, dtype=BOUND_DTYPE)
         self.value_step = zeros(g.head_dim // m.group_size, value_tokens, dtype=BOUND_DTYPE)
         self.value_window = zeros(min(m.residual_length + 1, g.capacity), g.head_dim, dtype=g.dtype)
-        self.restored = (
-            torch.zeros(2, *lead, g.capacity, g.head_dim, device=g.device) if executor == "reference" else None
-        )
+        both = (2, *lead, g.capacity, g.head_dim)
+        self.restored = torch.zeros(both, dtype=torch.float32, device=g.device) if executor == "reference" else None
 
     def quantized_keys(self, lengths: Tensor) -> Tensor:
         """Quantised keys of rows that hold ``lengths`` tokens, int [B]."""

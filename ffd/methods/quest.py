@@ -73,6 +73,8 @@ class Quest(Method):
 class QuestLayer(DenseLayer):
     """Dense storage and the bounds of its pages."""
 
+    values_exact = True
+
     def __init__(self, method: Quest, geometry: LayerGeometry, rows: RowState, executor: Executor) -> None:
         super().__init__(geometry, rows, executor)
         self.method = method

@@ -88,6 +88,8 @@ class TwilightLayer(DenseLayer):
     float16 [B, Hkv, C, 1].
     """
 
+    values_exact = True
+
     def __init__(self, method: Twilight, geometry: LayerGeometry, rows: RowState, executor: Executor) -> None:
         super().__init__(geometry, rows, executor)
         self.method = method
