@@ -35,6 +35,8 @@ from ffd.methods import Method, method_class
 RESULT = "calibration"
 """Task of the row that holds the result."""
 _COSTS = ("keep_head", "keep_io", "bytes_ratio")
+_FEW_STEPS = 16
+"""Fewer say little of a head."""
 _NOT_REPEATED = ("name", "delta", "deltas", "delta_unit")
 """Of a method: the margins found are in its place, and in nats."""
 
@@ -101,6 +103,9 @@ class CalibrateRun(StudyRun):
         fitted, held_out = self._load(rows, self.fitted), self._load(rows, self.held_out)
         if not fitted:
             raise UsageError(f"task.samples={len(self.fitted)}: no calibration prompt has an answer of two tokens")
+        steps = sum(len(trace.lengths) for trace in fitted)
+        if steps < _FEW_STEPS:
+            console.print(f"margins rest on {steps} recorded steps; a smaller fidelity.every or more prompts give more")
         curves = margin_curves(fitted, make_method(self.config.method), executor=executor)
         found, uniform = (invert(curves, c.target, c.value, per) for per in (c.per, "global"))
         enough = enough_for_all(curves, c.target, c.value)

@@ -85,10 +85,15 @@ def matched(config: RunConfig) -> RunConfig:
     if abs(found.cost - config.match.value) > TOLERANCE:
         raise UsageError(
             f"{target}: method {name} cannot meet it on {prompts}; {knob.name} spans {found.lowest:.4f} to "
-            f"{found.highest:.4f} and comes nearest with {found.value:.6g}: {found.cost:.4f}"
+            f"{found.highest:.4f} and comes nearest with {found.value:.6g}: {found.cost:.4f}; {_cure(config)}"
         )
     console.print(f"{target}: {knob.name}={found.value:.6g} measures {found.cost:.4f} on {prompts}")
     return replace(plain, method={**config.method, knob.name: found.value})
+
+
+def _cure(config: RunConfig) -> str:
+    longer = "a longer task.length may" if "length" in config.task else "longer prompts may"
+    return f"{longer}, or a smaller method.block_size" if "block_size" in config.method else longer
 
 
 def search(cost: Callable[[float], float], knob: SearchKnob, target: float, longest: int) -> Found:

@@ -32,6 +32,11 @@ _HOMES = {
 __all__ = ["FFD", "Attachment", "Dense", "Engine", "Generation", "Method", "attach"]
 
 
+def __dir__() -> list[str]:
+    """What can be had, imported yet or not."""
+    return sorted({*globals(), *__all__})
+
+
 def __getattr__(name: str) -> Any:
     """Import on first use: ``import ffd`` must not cost the seconds that torch and transformers take."""
     import importlib

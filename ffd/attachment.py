@@ -26,6 +26,8 @@ class Attachment:
     def __init__(self, model: Any, method: Method, executor: str = "auto") -> None:
         if not isinstance(method, Method):
             raise TypeError(f"method={method!r}: expected a method such as FFD(delta=7)")
+        if not hasattr(model, "config") or not hasattr(model, "generate"):
+            raise TypeError(f"model={type(model).__name__}: expected a transformers model")
         if _HOOK in vars(model):
             raise UnsupportedModelError("this model has a sparse method attached already: detach it first")
         resolve_executor(executor, model.device)

@@ -51,12 +51,21 @@ def left_padded(prompts: Sequence[Sequence[int]], device: torch.device) -> tuple
         int64 [B, T]: each token's place in its own prompt.
     mask : Tensor or None
         bool [B, T]: False for padding; None where there is none.
+
+    Raises
+    ------
+    ValueError
+        If a prompt is anything but token ids.
     """
     width = max(len(prompt) for prompt in prompts)
     ids = torch.zeros(len(prompts), width, dtype=torch.long)
     mask = torch.zeros(len(prompts), width, dtype=torch.bool)
     for row, prompt in enumerate(prompts):
-        ids[row, width - len(prompt) :] = torch.tensor(list(prompt), dtype=torch.long)
+        try:
+            ids[row, width - len(prompt) :] = torch.tensor(list(prompt), dtype=torch.long)
+        except (TypeError, ValueError):
+            kind = type(prompt[0]).__name__
+            raise ValueError(f"prompt {row}: expected token ids, as a tokenizer gives; its first is a {kind}") from None
         mask[row, width - len(prompt) :] = True
     positions = (mask.cumsum(dim=1) - 1).clamp_(min=0).to(device)
     padding = None if bool(mask.all()) else mask.to(device)

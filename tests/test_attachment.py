@@ -220,3 +220,13 @@ def test_report_before_generate_is_an_error():
     model = tiny_model("llama")
     with ffd.attach(model, EXACT) as attached, pytest.raises(RuntimeError, match="generate has not been called"):
         attached.report()
+
+
+def test_what_is_no_model_is_refused_by_its_type():
+    with pytest.raises(TypeError, match=r"model=NoneType: expected a transformers model"):
+        ffd.attach(None, ffd.Dense())
+
+
+def test_what_the_package_has_can_be_listed():
+    """Once a prompt completed `ffd.` to nothing: names are imported on first use."""
+    assert {"attach", "Engine", "FFD", "Method", "__version__"} <= set(dir(ffd))

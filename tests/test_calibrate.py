@@ -302,6 +302,7 @@ def test_a_target_out_of_reach_is_an_error_and_remembered(
         assert invoke(arguments, monkeypatch) == 2
         (line,) = [text for text in capsys.readouterr().err.splitlines() if text.startswith("error: ")]
         assert line.startswith("error: match.keep_io=0.01: method ffd cannot meet it on")
+        assert line.endswith("a longer task.length may, or a smaller method.block_size")
         assert "delta spans 0." in line
         monkeypatch.setattr("experiments.match.record_traces", None)  # the second time nothing is searched
     assert not (tmp_path / "runs").exists()

@@ -66,3 +66,10 @@ def test_chunks_are_the_batch_cut_into_columns_each_with_the_mask_of_all_before(
         assert 1 <= chunk.shape[1] <= tokens
         assert torch.equal(seen, mask[:, : index * tokens + chunk.shape[1]])
     assert all(seen is None for _, _, seen in in_chunks(ids, positions, None, tokens))
+
+
+@pytest.mark.parametrize("prompt", ["hello", ["a", "b"], [None]])
+def test_text_in_place_of_token_ids_is_refused_in_one_line(prompt: object) -> None:
+    """Once torch said: too many dimensions 'str'."""
+    with pytest.raises(ValueError, match=r"^prompt 1: expected token ids, as a tokenizer gives; its first is a "):
+        left_padded([[1, 2], prompt], CPU)
