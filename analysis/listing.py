@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from analysis.labels import label
 from analysis.load import Run
+from analysis.unfinished import main_figures
 
 TEXTS = ("run", "status", "method", "model", "task")
 NUMBERS = ("score", "n", "keep_io", "bytes")
@@ -11,6 +12,7 @@ NUMBERS = ("score", "n", "keep_io", "bytes")
 
 def cells(run: Run) -> tuple[str, ...]:
     """A run's `TEXTS`, `NUMBERS` and, last, why it is not complete."""
+    figures = main_figures(run)
     length = (run.summary.get("task") or {}).get("length")
     return (
         run.run_id,
@@ -18,18 +20,12 @@ def cells(run: Run) -> tuple[str, ...]:
         label(run.method),
         run.model,
         run.task + (f" {length}" if length else ""),
-        _number(average(run), 2),
-        str(len(run.samples)),
-        _number(run.figure("sparsity.keep_io"), 3),
-        _number(run.figure("sparsity.bytes_ratio"), 3),
+        _number(figures.score, 2),
+        str(figures.n),
+        _number(figures.keep_io, 3),
+        _number(figures.bytes_ratio, 3),
         run.reason or "",
     )
-
-
-def average(run: Run) -> float | None:
-    """The suite's own average: RULER's plain mean, LongBench's macro mean."""
-    own = run.figure("accuracy.average")
-    return own if own is not None else run.figure("accuracy.macro")
 
 
 def _number(value: float | None, digits: int) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeGuard
 
 _BLOCKS = ("model", "task", "environment", "accuracy", "sparsity", "fidelity")
 """Of a summary; each may be absent."""
@@ -61,6 +61,6 @@ def is_sample(row: Any) -> bool:
     return isinstance(row, Mapping) and isinstance(row.get("task"), str) and type(row.get("index")) is int
 
 
-def is_number(value: Any) -> bool:
+def is_number(value: Any) -> TypeGuard[float]:
     """Whether this is a finite number."""
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
