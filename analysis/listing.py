@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from analysis.labels import label
+from collections.abc import Sequence
+
+from analysis.labels import distinct_labels
 from analysis.load import Run
 from analysis.unfinished import main_figures
 
@@ -10,14 +12,19 @@ TEXTS = ("run", "status", "method", "model", "task")
 NUMBERS = ("score", "n", "keep_io", "bytes")
 
 
-def cells(run: Run) -> tuple[str, ...]:
-    """A run's `TEXTS`, `NUMBERS` and, last, why it is not complete."""
+def rows(runs: Sequence[Run]) -> list[tuple[str, ...]]:
+    """Of each run its `TEXTS`, `NUMBERS` and, last, why it is not complete."""
+    labels = distinct_labels([run.method for run in runs], whole=True)
+    return [_row(run, label) for run, label in zip(runs, labels, strict=True)]
+
+
+def _row(run: Run, label: str) -> tuple[str, ...]:
     figures = main_figures(run)
     length = (run.summary.get("task") or {}).get("length")
     return (
         run.run_id,
         run.status,
-        label(run.method),
+        label,
         run.model,
         run.task + (f" {length}" if length else ""),
         _number(figures.score, 2),

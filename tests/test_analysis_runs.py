@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from analysis.listing import NUMBERS, TEXTS, cells
+from analysis import __main__ as command
+from analysis.labels import distinct_labels
+from analysis.listing import NUMBERS, TEXTS, rows
 from analysis.load import load
 from tests.analysis_outputs import write_run
 
@@ -18,16 +21,16 @@ KILLED: dict[str, Any] = {"status": "partial", "reason": "not finished: running,
 
 
 def shown(out: Path, run_id: str) -> dict[str, str]:
-    return dict(zip(COLUMNS, cells(load(out).runs[run_id]), strict=True))
+    return dict(zip(COLUMNS, next(row for row in rows(list(load(out).runs.values())) if row[0] == run_id), strict=True))
 
 
 def add_ledgers(folder: Path, kept: float) -> None:
     """Give every sample a ledger of one layer that loads this share."""
-    rows = [json.loads(line) for line in (folder / "samples.jsonl").read_text().splitlines()]
+    samples = [json.loads(line) for line in (folder / "samples.jsonl").read_text().splitlines()]
     layer = {"context": 100.0, "union": [100 * kept] * 2, "bytes_read": {"keys": 40.0}, "dense_bytes": 80.0}
-    for row in rows:
-        row["ledger"] = {"sliding_context": 0, "layers": [layer]}
-    (folder / "samples.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    for sample in samples:
+        sample["ledger"] = {"sliding_context": 0, "layers": [layer]}
+    (folder / "samples.jsonl").write_text("".join(json.dumps(sample) + "\n" for sample in samples))
 
 
 @pytest.mark.parametrize(
@@ -70,3 +73,33 @@ def test_a_ledger_of_another_form_hides_no_run(tmp_path, ledger):
     row = json.loads((folder / "samples.jsonl").read_text()) | {"ledger": ledger}
     (folder / "samples.jsonl").write_text(json.dumps(row) + "\n")
     assert (shown(tmp_path, "cut-1")["score"], shown(tmp_path, "cut-1")["keep_io"]) == ("100.00", "-")
+
+
+def test_runs_of_one_method_are_told_apart_by_the_knobs_they_differ_in(tmp_path, capsys):
+    # "stride" three times, in the list, the comparison and the report.
+    for every in (1, 2, 8):
+        write_run(tmp_path, f"s-{every}", {"name": "mine:Stride", "every": every, "sinks": 4}, {"vt": [1.0, 0.0]})
+    write_run(tmp_path, "s-default", {"name": "mine:Stride", "sinks": 4}, {"vt": [1.0, 0.0]})
+    write_run(tmp_path, "o-1", {"name": "other"}, {"vt": [1.0]})
+    labels = ["Stride every=1", "Stride every=2", "Stride every=8"]
+    assert [shown(tmp_path, f"s-{every}")["method"] for every in (1, 2, 8)] == labels
+    assert shown(tmp_path, "s-default")["method"] == "Stride"
+    for arguments, told in ((["runs"], labels), (["compare", "s-1", "s-8"], [labels[0], labels[2]])):
+        assert command.main([*arguments, "--out", str(tmp_path)]) == 0
+        said = capsys.readouterr().out
+        assert all(text in said for text in told)
+    assert command.main(["report", "--out", str(tmp_path)]) == 0
+    page = (tmp_path / "analysis" / "report.html").read_text()
+    assert all(f"<td>{text}</td>" in page for text in labels)
+
+
+def test_methods_of_one_short_name_have_their_modules_too():
+    labels = distinct_labels([{"name": "a:Stride", "every": 2}, {"name": "b:Stride", "every": 2}, DENSE], whole=True)
+    assert labels == ["a:Stride", "b:Stride", "dense"]
+
+
+def test_margins_of_a_calibration_are_told_by_a_digest():
+    margins = [[6.5] * 14] * 24
+    first, second = distinct_labels([{"name": "ffd", "deltas": None}, {"name": "ffd", "deltas": margins}], whole=True)
+    assert first == "ffd"
+    assert re.fullmatch(r"ffd deltas=#[0-9a-f]{6}", second)
