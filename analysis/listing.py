@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from analysis.found import found, wrong
 from analysis.labels import distinct_labels
 from analysis.load import Run
 from analysis.unfinished import main_figures
 
-TEXTS = ("run", "status", "method", "model", "task")
+TEXTS = ("run", "status", "runner", "method", "model", "task")
 NUMBERS = ("score", "n", "keep_io", "bytes")
+REMARKS = ("what it found", "what is wrong")
 
 
 def rows(runs: Sequence[Run]) -> list[tuple[str, ...]]:
-    """Of each run its `TEXTS`, `NUMBERS` and, last, why it is not complete."""
+    """Of each run its `TEXTS`, `NUMBERS` and `REMARKS`."""
     labels = distinct_labels([run.method for run in runs], whole=True)
     return [_row(run, label) for run, label in zip(runs, labels, strict=True)]
 
@@ -24,6 +26,7 @@ def _row(run: Run, label: str) -> tuple[str, ...]:
     return (
         run.run_id,
         run.status,
+        run.runner,
         label,
         run.model,
         run.task + (f" {length}" if length else ""),
@@ -31,7 +34,8 @@ def _row(run: Run, label: str) -> tuple[str, ...]:
         str(figures.n),
         _number(figures.keep_io, 3),
         _number(figures.bytes_ratio, 3),
-        run.reason or "",
+        found(run),
+        wrong(run),
     )
 
 

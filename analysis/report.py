@@ -11,7 +11,7 @@ from analysis.cells import Cell, Table
 from analysis.drawing import Figure, svg
 from analysis.figures import build_figures
 from analysis.files import write_text
-from analysis.listing import NUMBERS, TEXTS, rows
+from analysis.listing import NUMBERS, REMARKS, TEXTS, rows
 from analysis.load import Outputs
 from analysis.tables import build_tables
 
@@ -116,10 +116,11 @@ def _part(outputs: Outputs, title: str, items: Sequence[Table | Figure]) -> str:
 
 def _runs(outputs: Outputs) -> str:
     """Every run, those that no table of the paper's asks for too."""
-    head = "".join(f"<th>{name}</th>" for name in (*TEXTS, *NUMBERS, "reason"))
-    lines = "".join(
-        f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in rows(list(outputs.runs.values()))
-    )
+    head = "".join(f"<th>{name}</th>" for name in (*TEXTS, *NUMBERS, *REMARKS))
+    lines = ""
+    for *told, problem in rows(list(outputs.runs.values())):
+        cells = "".join(f"<td>{escape(cell)}</td>" for cell in told)
+        lines += f'<tr>{cells}<td class="mark">{escape(problem)}</td></tr>'
     body = f"<table><thead><tr>{head}</tr></thead><tbody>{lines}</tbody></table>" if lines else ""
     return f'<section id="runs"><h3>Every run</h3><div class="scroll">{body}</div></section>'
 

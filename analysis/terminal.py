@@ -10,7 +10,7 @@ from rich.table import Table
 
 from analysis.comparison import Comparison, Row, p_text, verdict
 from analysis.labels import distinct_labels
-from analysis.listing import NUMBERS, TEXTS, rows
+from analysis.listing import NUMBERS, REMARKS, TEXTS, rows
 from analysis.load import Run
 
 
@@ -49,7 +49,8 @@ def print_runs(runs: Sequence[Run], console: Console | None = None) -> None:
         table.add_column(name, no_wrap=True)
     for name in NUMBERS:
         table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("reason")
+    for name in REMARKS:
+        table.add_column(name)
     for row in rows(runs):
         table.add_row(*row)
     out.print(table)

@@ -9,6 +9,9 @@ from typing import Any
 from analysis.load import Run
 from analysis.shapes import is_number
 
+_RESULT = "calibration"
+"""Task of a calibration's last row (`experiments.calibrate`)."""
+
 
 @dataclass(frozen=True)
 class Figures:
@@ -28,9 +31,9 @@ def main_figures(run: Run) -> Figures:
     if run.finished or run.status == "invalid":
         samples = run.summary.get("average_samples")
         own = None if not isinstance(samples, Mapping) else samples.get("average", samples.get("macro"))
-        n = own if isinstance(own, int) else len(run.samples)
+        n = own if isinstance(own, int) else _count(run)
         return Figures(average(run), n, run.figure("sparsity.keep_io"), run.figure("sparsity.bytes_ratio"))
-    return Figures(_score(run), len(run.samples), *_read(run))
+    return Figures(_score(run), _count(run), *_read(run))
 
 
 def average(run: Run) -> float | None:
@@ -57,6 +60,11 @@ def read_shares(samples: Iterable[Mapping[str, Any]]) -> tuple[float | None, flo
             read += sum(layer["bytes_read"].values())
             dense += layer["dense_bytes"]
     return union / context if context else None, read / dense if dense else None
+
+
+def _count(run: Run) -> int:
+    """Finished samples or prompts; the margins that `runner=calibrate` keeps among them are none."""
+    return sum(run.runner != "calibrate" or task != _RESULT for task, _ in run.samples)
 
 
 def _read(run: Run) -> tuple[float | None, float | None]:

@@ -11,12 +11,12 @@ import pytest
 
 from analysis import __main__ as command
 from analysis.labels import distinct_labels
-from analysis.listing import NUMBERS, TEXTS, rows
+from analysis.listing import NUMBERS, REMARKS, TEXTS, rows
 from analysis.load import load
 from tests.analysis_outputs import write_run
 
 DENSE = {"name": "dense"}
-COLUMNS = (*TEXTS, *NUMBERS, "reason")
+COLUMNS = (*TEXTS, *NUMBERS, *REMARKS)
 KILLED: dict[str, Any] = {"status": "partial", "reason": "not finished: running, or killed"}
 
 
@@ -103,3 +103,70 @@ def test_margins_of_a_calibration_are_told_by_a_digest():
     first, second = distinct_labels([{"name": "ffd", "deltas": None}, {"name": "ffd", "deltas": margins}], whole=True)
     assert first == "ffd"
     assert re.fullmatch(r"ffd deltas=#[0-9a-f]{6}", second)
+
+
+def of_runner(out: Path, run_id: str, runner: str, **blocks: Any) -> dict[str, str]:
+    folder = write_run(
+        out, run_id, {"name": "ffd", "delta": 7.0}, {"vt": [1.0, 0.0]}, accuracy=None, average_samples=None, **blocks
+    )
+    (folder / "config.yaml").write_text(f"runner: {runner}\n")
+    samples = [{"task": "vt", "index": 0}, {"task": "vt", "index": 1}]
+    if runner == "calibrate":
+        samples.append({"task": "calibration", "index": 0})  # its result, not a prompt
+    (folder / "samples.jsonl").write_text("".join(json.dumps(sample) + "\n" for sample in samples))
+    return shown(out, run_id)
+
+
+@pytest.mark.parametrize(
+    ("runner", "blocks", "told"),
+    [
+        ("fidelity", {"forced": {"kl_mean": 0.0019}, "timing": {"prompts": 2}}, "mass recall 0.9700, KL 0.00190"),
+        (
+            "fidelity",
+            {"forced": {"kl_mean": 0.0019}, "timing": {"prompts": 1}, **KILLED},
+            "mass recall 0.9700, KL 0.00190 (of 1 prompt)",
+        ),
+        (
+            "calibrate",
+            {
+                "calibrate": {"target": "mass_recall", "value": 0.95, "per": "head"},
+                "calibrated": {"reached": 0.99, "pairs_meeting": 1.0},
+                "held_out": {"reached": 0.9862, "pairs_meeting": 0.738},
+            },
+            "mass recall 0.9862 held out (asked 0.95 per head, met by 74 % of pairs)",
+        ),
+        (
+            "calibrate",
+            {
+                "calibrate": {"target": "bytes_ratio", "value": 0.3, "per": "layer"},
+                "calibrated": {"reached": 0.29, "pairs_meeting": None},
+                "held_out": None,
+            },
+            "bytes ratio 0.2900 on its own prompts (asked 0.3 per layer)",
+        ),
+        ("calibrate", {"calibrate": {"target": "mass_recall"}, "calibrated": None, **KILLED}, ""),
+        (
+            "fidelity",
+            {"points": [{"keep_io": 0.1, "mass_recall": 0.9}, {"keep_io": 0.3, "mass_recall": None}]},
+            "2 points, kept 0.100 to 0.300, mass recall 0.9000",
+        ),
+    ],
+    ids=["fidelity", "fidelity, killed", "calibrate", "nothing held out", "calibrate, killed", "replay"],
+)
+def test_a_run_without_a_score_says_what_it_found(tmp_path, runner, blocks, told):
+    row = of_runner(tmp_path, "f-1", runner, **blocks)
+    assert (row["runner"], row["score"], row["n"], row["what it found"]) == (runner, "-", "2", told)
+
+
+def test_a_run_that_broke_laws_or_is_invalid_says_so(tmp_path):
+    laws = [{"law": "recall in [0, 1]", "holds": False}, {"law": "finite", "holds": True}]
+    row = of_runner(tmp_path, "f-1", "fidelity", laws=laws, laws_broken=1)
+    assert (row["status"], row["what is wrong"]) == ("complete", "broke 1 law: recall in [0, 1]")
+    laws[1]["holds"] = False
+    void = {"status": "invalid", "reason": "a prediction was not finite"}
+    row = of_runner(tmp_path, "f-2", "fidelity", laws=laws, laws_broken=2, **void)
+    assert row["status"] == "invalid"
+    assert row["what is wrong"] == "broke 2 laws: recall in [0, 1] and 1 more; a prediction was not finite"
+    assert command.main(["report", "--out", str(tmp_path)]) == 0
+    page = (tmp_path / "analysis" / "report.html").read_text()
+    assert '<td class="mark">broke 1 law: recall in [0, 1]</td>' in page
