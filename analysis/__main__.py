@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from analysis.load import LoadError, Outputs, Run, load
@@ -35,27 +35,34 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _tables(outputs: Outputs, options: argparse.Namespace) -> None:
-    from analysis.render import write_tables
-    from analysis.tables import build_tables
-
-    for path in write_tables(build_tables(outputs, options.size), outputs.root / "analysis" / "tables"):
-        print(path)
+    _print(_written_tables(outputs, options.size))
 
 
 def _figures(outputs: Outputs, options: argparse.Namespace) -> None:
-    from analysis.drawing import write_figures
-    from analysis.figures import build_figures
-
-    for path in write_figures(build_figures(outputs, options.size), outputs.root / "analysis" / "figures"):
-        print(path)
+    _print(_written_figures(outputs, options.size))
 
 
 def _report(outputs: Outputs, options: argparse.Namespace) -> None:
     from analysis.report import write_report
 
-    _tables(outputs, options)
-    _figures(outputs, options)
-    print(write_report(outputs, options.size))
+    beside = [*_written_tables(outputs, options.size), *_written_figures(outputs, options.size)]
+    if options.verbose:
+        _print(beside)
+    print(f"{write_report(outputs, options.size)} (beside it {len(beside)} files of its tables and figures)")
+
+
+def _written_tables(outputs: Outputs, size: str | None) -> list[Path]:
+    from analysis.render import write_tables
+    from analysis.tables import build_tables
+
+    return write_tables(build_tables(outputs, size), outputs.root / "analysis" / "tables")
+
+
+def _written_figures(outputs: Outputs, size: str | None) -> list[Path]:
+    from analysis.drawing import write_figures
+    from analysis.figures import build_figures
+
+    return write_figures(build_figures(outputs, size), outputs.root / "analysis" / "figures")
 
 
 def _compare(outputs: Outputs, options: argparse.Namespace) -> None:
@@ -89,7 +96,11 @@ def _record(outputs: Outputs, options: argparse.Namespace) -> None:
 def _measurements(_: Outputs, options: argparse.Namespace) -> None:
     from analysis.performance import write_measurements
 
-    for path in write_measurements():
+    _print(write_measurements())
+
+
+def _print(paths: Iterable[Path]) -> None:
+    for path in paths:
         print(path)
 
 
@@ -124,9 +135,11 @@ def _parser() -> argparse.ArgumentParser:
     for name, command, text in (
         ("tables", _tables, "write the paper's tables as Markdown, LaTeX and CSV"),
         ("figures", _figures, "write the paper's figures as SVG with their data"),
-        ("report", _report, "write tables, figures and one self-contained page"),
     ):
         commands.add_parser(name, help=text, parents=[sized]).set_defaults(command=command)
+    report = commands.add_parser("report", help="write tables, figures and one self-contained page", parents=[sized])
+    report.add_argument("--verbose", action="store_true", help="name the files of tables and figures too")
+    report.set_defaults(command=_report)
     compare = commands.add_parser("compare", help="compare two runs over the same prompts", parents=[common])
     compare.add_argument("run_a", metavar="RUN_A", help="id of a run, or its beginning; usually dense")
     compare.add_argument("run_b", metavar="RUN_B")

@@ -2,34 +2,41 @@
 
 from __future__ import annotations
 
-from analysis.labels import label
+from collections.abc import Sequence
+
+from analysis.found import found, wrong
+from analysis.labels import distinct_labels
 from analysis.load import Run
+from analysis.unfinished import main_figures
 
-TEXTS = ("run", "status", "method", "model", "task")
+TEXTS = ("run", "status", "runner", "method", "model", "task")
 NUMBERS = ("score", "n", "keep_io", "bytes")
+REMARKS = ("what it found", "what is wrong")
 
 
-def cells(run: Run) -> tuple[str, ...]:
-    """A run's `TEXTS`, `NUMBERS` and, last, why it is not complete."""
+def rows(runs: Sequence[Run]) -> list[tuple[str, ...]]:
+    """Of each run its `TEXTS`, `NUMBERS` and `REMARKS`."""
+    labels = distinct_labels([run.method for run in runs], whole=True)
+    return [_row(run, label) for run, label in zip(runs, labels, strict=True)]
+
+
+def _row(run: Run, label: str) -> tuple[str, ...]:
+    figures = main_figures(run)
     length = (run.summary.get("task") or {}).get("length")
     return (
         run.run_id,
         run.status,
-        label(run.method),
+        run.runner,
+        label,
         run.model,
         run.task + (f" {length}" if length else ""),
-        _number(average(run), 2),
-        str(len(run.samples)),
-        _number(run.figure("sparsity.keep_io"), 3),
-        _number(run.figure("sparsity.bytes_ratio"), 3),
-        run.reason or "",
+        _number(figures.score, 2),
+        str(figures.n),
+        _number(figures.keep_io, 3),
+        _number(figures.bytes_ratio, 3),
+        found(run),
+        wrong(run),
     )
-
-
-def average(run: Run) -> float | None:
-    """The suite's own average: RULER's plain mean, LongBench's macro mean."""
-    own = run.figure("accuracy.average")
-    return own if own is not None else run.figure("accuracy.macro")
 
 
 def _number(value: float | None, digits: int) -> str:

@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 from analysis.drawing import Figure, Series
 from analysis.kernel import comparable, devices
 from analysis.labels import distinct_labels
-from analysis.listing import average
 from analysis.load import Run
 from analysis.measurements import Timing
 from analysis.shapes import is_number
+from analysis.unfinished import average
 
 Value = Callable[[Run], float | None]
 

@@ -13,6 +13,7 @@ from analysis.comparison import compare
 from analysis.files import write_text
 from analysis.load import LoadError, Run
 from analysis.pairing import PairingError
+from analysis.unfinished import read_shares
 
 _MACHINE = ("device", "versions", "python", "cuda", "git")
 """Of a run's environment: what all runs of a record share."""
@@ -98,16 +99,11 @@ def _row(run: Run) -> dict[str, Any]:
 
 def _kept_by_task(run: Run) -> dict[str, float]:
     """``sparsity.keep_io`` of each task alone: prompts of another kind may keep several times as much."""
-    union: dict[str, float] = defaultdict(float)
-    context: dict[str, float] = defaultdict(float)
+    samples: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for (task, _), sample in run.samples.items():
-        ledger = sample.get("ledger") or {"layers": (), "sliding_context": 0}
-        for counts in (union, context):
-            counts[task] += ledger["sliding_context"]
-        for layer in ledger["layers"]:
-            union[task] += sum(layer["union"]) / len(layer["union"])
-            context[task] += layer["context"]
-    return {task: union[task] / total for task, total in context.items() if total}
+        samples[task].append(sample)
+    kept = {task: read_shares(own)[0] for task, own in samples.items()}
+    return {task: share for task, share in kept.items() if share is not None}
 
 
 def _against_dense(run: Run, runs: Sequence[Run]) -> Mapping[str, Any]:

@@ -11,7 +11,7 @@ from analysis.cells import Cell, Table
 from analysis.drawing import Figure, svg
 from analysis.figures import build_figures
 from analysis.files import write_text
-from analysis.listing import NUMBERS, TEXTS, cells
+from analysis.listing import NUMBERS, REMARKS, TEXTS, rows
 from analysis.load import Outputs
 from analysis.tables import build_tables
 
@@ -116,11 +116,12 @@ def _part(outputs: Outputs, title: str, items: Sequence[Table | Figure]) -> str:
 
 def _runs(outputs: Outputs) -> str:
     """Every run, those that no table of the paper's asks for too."""
-    head = "".join(f"<th>{name}</th>" for name in (*TEXTS, *NUMBERS, "reason"))
-    rows = "".join(
-        f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in cells(run))}</tr>" for run in outputs.runs.values()
-    )
-    body = f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>" if rows else ""
+    head = "".join(f"<th>{name}</th>" for name in (*TEXTS, *NUMBERS, *REMARKS))
+    lines = ""
+    for *told, problem in rows(list(outputs.runs.values())):
+        cells = "".join(f"<td>{escape(cell)}</td>" for cell in told)
+        lines += f'<tr>{cells}<td class="mark">{escape(problem)}</td></tr>'
+    body = f"<table><thead><tr>{head}</tr></thead><tbody>{lines}</tbody></table>" if lines else ""
     return f'<section id="runs"><h3>Every run</h3><div class="scroll">{body}</div></section>'
 
 
@@ -132,8 +133,8 @@ def _table(table: Table) -> str:
     body = ""
     if table.rows:
         head = "".join(f"<th>{escape(column)}</th>" for column in ("", *table.columns))
-        rows = "".join(f"<tr><td>{escape(name)}</td>{''.join(map(_cell, cells))}</tr>" for name, cells in table.rows)
-        body = f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>'
+        lines = "".join(f"<tr><td>{escape(name)}</td>{''.join(map(_cell, cells))}</tr>" for name, cells in table.rows)
+        body = f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{lines}</tbody></table></div>'
     notes = "".join(f"<li>{escape(line)}</li>" for line in (*table.explained, *table.notes))
     ids = dict.fromkeys(run_id for cell in table.cells for run_id in cell.run_ids)
     runs = ", ".join(f"<code>{escape(run_id)}</code>" for run_id in ids)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeGuard
 
-_BLOCKS = ("model", "task", "environment", "accuracy", "sparsity", "fidelity")
+_BLOCKS = ("model", "task", "environment", "accuracy", "sparsity", "fidelity", "calibrate")
 """Of a summary; each may be absent."""
 _NUMBERS = {
     "time_us": ("time_us", "B", "T"),
@@ -26,7 +26,7 @@ def run_problem(summary: Mapping[str, Any], config: Mapping[str, Any]) -> str | 
             return f"{key} of summary.json is no mapping"
     if not isinstance(config.get("model"), Mapping | None):
         return "model of config.yaml is no mapping"
-    for block in ("rows", "break_even"):
+    for block in ("rows", "break_even", "points", "laws"):
         rows = summary.get(block)
         if rows is not None and not isinstance(rows, list):
             return f"{block} of summary.json is no list"
@@ -61,6 +61,6 @@ def is_sample(row: Any) -> bool:
     return isinstance(row, Mapping) and isinstance(row.get("task"), str) and type(row.get("index")) is int
 
 
-def is_number(value: Any) -> bool:
+def is_number(value: Any) -> TypeGuard[float]:
     """Whether this is a finite number."""
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

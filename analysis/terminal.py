@@ -9,8 +9,8 @@ from rich.console import Console
 from rich.table import Table
 
 from analysis.comparison import Comparison, Row, p_text, verdict
-from analysis.labels import label
-from analysis.listing import NUMBERS, TEXTS, cells
+from analysis.labels import distinct_labels
+from analysis.listing import NUMBERS, REMARKS, TEXTS, rows
 from analysis.load import Run
 
 
@@ -23,8 +23,9 @@ def print_comparison(comparison: Comparison, console: Console | None = None) -> 
     """Print a comparison, differences as second minus first."""
     out = console or wide_console()
     first, second = comparison.first, comparison.second
-    out.print(f"A  {first.run_id}  {label(first.method)}  {first.model}")
-    out.print(f"B  {second.run_id}  {label(second.method)}  {second.model}")
+    labels = distinct_labels([first.method, second.method], whole=True)
+    for letter, run, label in zip("AB", (first, second), labels, strict=True):
+        out.print(f"{letter}  {run.run_id}  {label}  {run.model}")
     table = Table(title="scores in points; differences are B - A", title_justify="left")
     table.add_column("task")
     for name in ("n", "documents", "A", "B", "B - A", "95 % interval", "p", "p (Holm)", "detectable"):
@@ -48,9 +49,10 @@ def print_runs(runs: Sequence[Run], console: Console | None = None) -> None:
         table.add_column(name, no_wrap=True)
     for name in NUMBERS:
         table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("reason")
-    for run in runs:
-        table.add_row(*cells(run))
+    for name in REMARKS:
+        table.add_column(name)
+    for row in rows(runs):
+        table.add_row(*row)
     out.print(table)
 
 

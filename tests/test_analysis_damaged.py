@@ -49,6 +49,9 @@ def change(out: Path, **blocks: Any) -> None:
         ({"rows": [KERNEL_ROW | {"time_us": float("nan")}]}, "has time_us=nan, expected a number"),
         ({"rows": [{k: v for k, v in KERNEL_ROW.items() if k != "step"}]}, "has no step"),
         ({"rows": [STEP_ROW | {"tokens_per_second": "fast"}]}, "has tokens_per_second=fast, expected a number"),
+        ({"points": 3}, "points of summary.json is no list"),
+        ({"laws": ["finite"]}, "row 0 of laws in summary.json is no mapping"),
+        ({"calibrate": [1]}, "calibrate of summary.json is no mapping"),
         ({"rows": [STEP_ROW | {"protocol": None}]}, "has protocol=None, expected a name"),
     ],
 )

@@ -83,7 +83,8 @@ def test_replays_and_calibrations_are_recorded_whole(out: Path) -> None:
 
 def test_what_each_task_kept_is_counted_over_layers_heads_and_tokens(out: Path) -> None:
     add(out, "ffd-kept", {"name": "ffd"}, [1.0])
-    layers = [{"union": [10, 20], "context": 100}, {"union": [300, 0], "context": 300}]
+    read = {"bytes_read": {"keys": 1}, "dense_bytes": 2}
+    layers = [{"union": [10, 20], "context": 100, **read}, {"union": [300, 0], "context": 300, **read}]
     sample = {"index": 0, "prompt_fingerprint": "x", "score": 1.0, "extra": {}}
     rows = [
         {"task": "vt", **sample, "ledger": {"layers": layers, "sliding_context": 100}},

@@ -167,3 +167,15 @@ def test_the_page_has_ones_own_runs_first_then_committed_records_then_what_was_n
     places = [page.index(text) for text in order]
     assert places == sorted(places)
     assert page.count("<section ") == len(build_tables(load(out))) + 1
+
+
+def test_the_report_names_the_page_to_open_and_the_other_files_only_when_asked(out: Path, capsys) -> None:
+    # The page stood below 75 paths.
+    folder = out / "analysis"
+    assert command.main(["report", "--out", str(out)]) == 0
+    said = capsys.readouterr().out.splitlines()
+    beside = {str(path) for kind in ("tables", "figures") for path in (folder / kind).iterdir()}
+    assert said == [f"{folder / 'report.html'} (beside it {len(beside)} files of its tables and figures)"]
+    assert command.main(["report", "--verbose", "--out", str(out)]) == 0
+    *others, last = capsys.readouterr().out.splitlines()
+    assert (set(others), last) == (beside, said[0])
