@@ -81,6 +81,60 @@ def test_outputs_that_are_not_finite_make_a_run_invalid(runner, elsewhere, tiny_
         assert summary["forced"]["kl_max"] is None
 
 
+NOTHING = '''
+from dataclasses import dataclass, replace
+
+from ffd.methods import Method
+from ffd.methods.topk import TopK
+
+
+@dataclass(frozen=True)
+class Nothing(Method):
+    """Selects as top-k does; its first heads attend to nothing."""
+
+    name = "nothing"
+
+    heads: int = 4
+
+    def new_layer(self, geometry, rows, executor):
+        layer = TopK(token_budget=64).new_layer(geometry, rows, executor)
+        select = layer.select
+
+        def broken(q, scale):
+            selection = select(q, scale)
+            attended = selection.attended.clone()
+            attended[:, : self.heads] = False
+            return replace(selection, attended=attended)
+
+        layer.select = broken
+        return layer
+'''
+
+
+@pytest.mark.parametrize(
+    ("runner", "heads", "every", "said"),
+    [
+        ("accuracy", 4, 0, "layer 0, kv head 0 loaded 0 tokens in "),
+        ("accuracy", 2, 0, "layer 0, kv head 0 loaded 0 tokens in "),
+        ("accuracy", 1, 3, "a head attended to nothing or its scores were not finite in "),
+        ("fidelity", 4, 3, "layer 0, kv head 0 loaded 0 tokens in "),
+        ("fidelity", 1, 3, "a head attended to nothing or its scores were not finite in "),
+    ],
+)
+def test_a_head_that_attends_to_nothing_makes_a_run_invalid(
+    runner, heads, every, said, elsewhere, tiny_folder, tmp_path, monkeypatch, capsys
+):
+    """Once such a run was complete: its outputs are zeros, which are numbers. One head of a group only a probe sees."""
+    module = f"nothing_{runner}_{heads}_{every}"
+    (elsewhere / f"{module}.py").write_text(NOTHING)
+    given = [f"runner={runner}", "method=dense", f"method.name={module}:Nothing", f"+method.heads={heads}"]
+    assert invoke([*given, *common(tiny_folder, tmp_path), f"fidelity.every={every}"], monkeypatch) == 3
+    summary = summary_of(the_run(tmp_path))
+    assert summary["status"] == "invalid"
+    assert said in summary["reason"]
+    assert f"status invalid: {summary['reason']} · " in capsys.readouterr().out
+
+
 RAISES = '''
 from dataclasses import dataclass
 

@@ -206,6 +206,8 @@ def test_laws_of_a_run_name_what_is_broken():
         "an exact oracle keeps the tokens of largest score"
     ]
     assert broken(laws_of_a_run(Dense(), PATH, metrics(), predictions)) == ["dense predicts as dense"]
+    (void,) = (law for law in laws_of_a_run(FFD(), PATH, metrics(), predictions, empty="nothing") if not law.holds)
+    assert (void.law, void.detail, void.voids) == ("every head attends to a token of finite score", "nothing", True)
     loaded = metrics(keep_head={"macro": 0.5}, keep_io={"macro": 0.4})
     assert broken(laws_of_a_run(FFD(), PATH, loaded, predictions)) == ["a group loads at least what a head selects"]
 
