@@ -8,6 +8,7 @@ import math
 import pytest
 import torch
 
+import ffd.methods
 from eval.fidelity.forced import ForcedScores
 from eval.fidelity.traces import Trace
 from experiments.accuracy import AccuracyRun
@@ -362,3 +363,26 @@ def test_a_class_that_is_no_method_is_refused_by_name(source, name, said, elsewh
     with pytest.raises(KnobError) as refused:
         method_class(name)
     assert said in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        ("x = 1\ndef (:\n", "SyntaxError (NAME.py, line 2): invalid syntax"),
+        ("x = 1\n\nx = y\n", "NameError (NAME.py, line 3): name 'y' is not defined"),
+        (
+            "import json\njson.loads('')\n",
+            "JSONDecodeError (NAME.py, line 2): Expecting value: line 1 column 1 (char 0)",
+        ),
+        ("from ffd.methods import Methods\n", "ImportError (NAME.py, line 1): cannot import name 'Methods'"),
+    ],
+)
+def test_a_module_of_the_package_that_does_not_import_is_one_line(source, said, tmp_path, monkeypatch, capsys):
+    """Once it was a traceback of forty lines, most of them Hydra's."""
+    name = f"stride_{said.partition('E')[0].lower()}"
+    (tmp_path / f"{name}.py").write_text(source)
+    monkeypatch.setattr(ffd.methods, "__path__", [*ffd.methods.__path__, str(tmp_path)])
+    assert invoke(["method=dense", f"method.name={name}", f"out={tmp_path}"], monkeypatch) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"error: method={name}: {said.replace('NAME', name)}")
+    assert error.count("\n") == 1
