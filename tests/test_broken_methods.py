@@ -291,7 +291,7 @@ def test_an_accuracy_run_needs_no_probe_to_be_invalid(elsewhere, tiny_folder, tm
     assert invoke(command, monkeypatch) == 3
     samples.write_text("".join(json.dumps({k: v for k, v in r.items() if k != "finite"}) + "\n" for r in rows))
     assert invoke(command, monkeypatch) == 3
-    assert summary_of(folder)["reason"].startswith("a head attended to nothing: layer 0, ")
+    assert summary_of(folder)["reason"].startswith("a head attended to nothing: ")
 
 
 @pytest.mark.parametrize("first", [1, 2])
