@@ -34,6 +34,7 @@ from experiments.options import (
     match_options,
 )
 from experiments.suggestions import unknown_key
+from experiments.unread import refuse_unread
 
 RUNNERS = ("accuracy", "prompts", "fidelity", "calibrate", "kernel", "throughput")
 TRACKERS = ("wandb", "none")
@@ -169,7 +170,7 @@ def _run_config(composed: Mapping[str, Any], *, multirun: bool) -> RunConfig:
     if engine["prefill_chunk"] is not None:
         integer("engine.prefill_chunk", engine["prefill_chunk"], minimum=1)
     out = text("out", values["out"], accepted="a folder")
-    return RunConfig(
+    config = RunConfig(
         method=method,
         model=model,
         task=task,
@@ -189,6 +190,8 @@ def _run_config(composed: Mapping[str, Any], *, multirun: bool) -> RunConfig:
         prefill_chunk=engine["prefill_chunk"],
         shard=_shard(values),
     )
+    refuse_unread(values)
+    return config
 
 
 def _trace(values: Mapping[str, Any]) -> str:

@@ -12,7 +12,7 @@ import time
 from functools import reduce
 from typing import Any
 
-from eval.fidelity import aggregate, histogram, table, write_table
+from eval.fidelity import aggregate, broken_metric, histogram, table, write_table
 from eval.fidelity.forced import ForcedScores, compare_forced
 from eval.fidelity.traces import TraceRecorder
 from experiments import figures
@@ -138,7 +138,8 @@ class FidelityRun(StudyRun):
         validity["executor"] = self.workload.executor
         validity["dense_layers"] = ordered[0]["dense_layers"] if ordered else None
         validity["separate_steps"] = ordered[0]["separate_steps"] if ordered else None
-        laws = laws_of_a_run(self.method, validity, metrics, predictions) if ordered else []
+        empty = summarise.attended_to_nothing(ordered) or broken_metric(log.state, ["lse_error"])
+        laws = laws_of_a_run(self.method, validity, metrics, predictions, empty=empty) if ordered else []
         broken = [law for law in laws if not law.holds]
         return {
             "problem": problem(laws),

@@ -34,7 +34,12 @@ class Law:
 
 
 def laws_of_a_run(
-    method: Method, validity: Mapping[str, Any], metrics: Mapping[str, Mapping[str, Any]], forced: Mapping[str, Any]
+    method: Method,
+    validity: Mapping[str, Any],
+    metrics: Mapping[str, Mapping[str, Any]],
+    forced: Mapping[str, Any],
+    *,
+    empty: str | None = None,
 ) -> list[Law]:
     """Laws of one method's run on the dense trajectory.
 
@@ -48,6 +53,8 @@ def laws_of_a_run(
         `eval.fidelity.aggregate` of the run.
     forced
         Summary of the teacher-forced predictions.
+    empty
+        What says that a head attended to nothing, or None where all attended to something.
     """
     path = f"{validity['sparse_steps']} sparse + {validity['dense_steps']} dense of {validity['expected_steps']}"
     taken = validity["sparse_steps"] + validity["dense_steps"] == validity["expected_steps"]
@@ -55,6 +62,7 @@ def laws_of_a_run(
     laws = [
         Law("every configured layer-step took its path", taken, path, voids=True),
         Law("every prediction is finite", finite, "finite" if finite else "a prediction was not finite", voids=True),
+        Law("every head attends to a token of finite score", empty is None, empty or "each at every step", voids=True),
     ]
 
     def bound(law: str, metric: str, kind: str, holds: Any) -> None:

@@ -136,7 +136,7 @@ def validity(rows: Sequence[Row], plan: Plan, static: Mapping[str, Any]) -> tupl
     expected = sum(r["ledger"]["expected_steps"] for r in rows)
     values = {**static, "sparse_steps": sparse, "dense_steps": dense, "expected_steps": expected}
     values["official_data"] = plan.official
-    problem = None
+    problem = attended_to_nothing(rows)
     if sparse + dense != expected:
         problem = f"{sparse} sparse and {dense} configured-dense layer-steps do not add up to {expected}"
     doubled = sum(r["bos_count"] > 1 for r in rows)
@@ -146,6 +146,22 @@ def validity(rows: Sequence[Row], plan: Plan, static: Mapping[str, Any]) -> tupl
     if broken:
         problem = f"{broken} of {len(rows)} samples: a prediction was not finite"
     return values, problem
+
+
+def attended_to_nothing(rows: Sequence[Row]) -> str | None:
+    """Where a kv head loaded fewer tokens than it took decode steps, the current token among them, or None.
+
+    Counters tell this of every step, probed or not, but not of a head whose group loaded a token for another.
+    """
+    for row in rows:
+        for layer in row["ledger"]["layers"]:
+            head, tokens = min(enumerate(layer["union"]), key=lambda entry: entry[1])
+            if tokens < layer["steps"]:
+                return (
+                    f"a head attended to nothing: layer {layer['layer']}, kv head {head} loaded {tokens:g} tokens in "
+                    f"{layer['steps']} decode steps ({row['task']} {row['index']})"
+                )
+    return None
 
 
 def layer_table(rows: Sequence[Row]) -> list[dict[str, Any]]:

@@ -50,9 +50,11 @@ def print_summary(summary: Mapping[str, Any], console: Console | None = None) ->
 
 
 def status_line(summary: Mapping[str, Any]) -> str:
-    """What a run came to, why if it is not complete, and which run it is."""
+    """What a run came to, why if it is not complete, how many laws it breaks, and which run it is."""
     reason = f": {summary['reason']}" if summary.get("reason") else ""
-    return f"status {summary['status']}{reason} · run {summary['run_id']}"
+    count = summary.get("laws_broken")
+    broken = f" · {count} {'laws' if count > 1 else 'law'} broken" if count else ""
+    return f"status {summary['status']}{reason}{broken} · run {summary['run_id']}"
 
 
 def results() -> Console:

@@ -8,6 +8,7 @@ import math
 import pytest
 import torch
 
+import ffd.methods
 from eval.fidelity.forced import ForcedScores
 from eval.fidelity.traces import Trace
 from experiments.accuracy import AccuracyRun
@@ -73,12 +74,67 @@ def test_outputs_that_are_not_finite_make_a_run_invalid(runner, elsewhere, tiny_
     """Once such a run was complete, no law was broken, and its largest KL divergence was 0."""
     (elsewhere / f"nan_{runner}.py").write_text(NOT_FINITE)
     arguments = [f"runner={runner}", "method=dense", f"method.name=nan_{runner}:Broken"]
-    assert invoke([*arguments, *common(tiny_folder, tmp_path)], monkeypatch) == 3
+    assert invoke([*arguments, *common(tiny_folder, tmp_path, follows=runner == "fidelity")], monkeypatch) == 3
     summary = summary_of(the_run(tmp_path))
     assert summary["status"] == "invalid"
     assert "not finite" in summary["reason"]
     if runner == "fidelity":
         assert summary["forced"]["kl_max"] is None
+
+
+NOTHING = '''
+from dataclasses import dataclass, replace
+
+from ffd.methods import Method
+from ffd.methods.topk import TopK
+
+
+@dataclass(frozen=True)
+class Nothing(Method):
+    """Selects as top-k does; its first heads attend to nothing."""
+
+    name = "nothing"
+
+    heads: int = 4
+
+    def new_layer(self, geometry, rows, executor):
+        layer = TopK(token_budget=64).new_layer(geometry, rows, executor)
+        select = layer.select
+
+        def broken(q, scale):
+            selection = select(q, scale)
+            attended = selection.attended.clone()
+            attended[:, : self.heads] = False
+            return replace(selection, attended=attended)
+
+        layer.select = broken
+        return layer
+'''
+
+
+@pytest.mark.parametrize(
+    ("runner", "heads", "every", "said"),
+    [
+        ("accuracy", 4, 0, "layer 0, kv head 0 loaded 0 tokens in "),
+        ("accuracy", 2, 0, "layer 0, kv head 0 loaded 0 tokens in "),
+        ("accuracy", 1, 3, "a head attended to nothing or its scores were not finite in "),
+        ("fidelity", 4, 3, "layer 0, kv head 0 loaded 0 tokens in "),
+        ("fidelity", 1, 3, "a head attended to nothing or its scores were not finite in "),
+    ],
+)
+def test_a_head_that_attends_to_nothing_makes_a_run_invalid(
+    runner, heads, every, said, elsewhere, tiny_folder, tmp_path, monkeypatch, capsys
+):
+    """Once such a run was complete: its outputs are zeros, which are numbers. One head of a group only a probe sees."""
+    module = f"nothing_{runner}_{heads}_{every}"
+    (elsewhere / f"{module}.py").write_text(NOTHING)
+    given = [f"runner={runner}", "method=dense", f"method.name={module}:Nothing", f"+method.heads={heads}"]
+    given += [*common(tiny_folder, tmp_path, follows=runner == "fidelity"), f"fidelity.every={every}"]
+    assert invoke(given, monkeypatch) == 3
+    summary = summary_of(the_run(tmp_path))
+    assert summary["status"] == "invalid"
+    assert said in summary["reason"]
+    assert f"status invalid: {summary['reason']} · " in capsys.readouterr().out
 
 
 RAISES = '''
@@ -127,7 +183,8 @@ def test_an_error_of_a_method_is_reported_with_its_name(
     """Once the line had the message alone; while a knob was matched it was a traceback."""
     module = f"raises_{runner}_{at}"
     (elsewhere / f"{module}.py").write_text(RAISES)
-    given = ["method=dense", f"method.name={module}:Raises", f"+method.at={at}", *common(tiny_folder, tmp_path, 1)]
+    given = ["method=dense", f"method.name={module}:Raises", f"+method.at={at}"]
+    given += common(tiny_folder, tmp_path, 1, follows=runner != "accuracy")
     match = ["match.keep_io=0.1", "match.samples=1", "+method.budget=8"]
     save_trace(tmp_path / "traces" / "one.safetensors", values=True)
     points = f"{{quest: {{}}, mine: {{method: '{module}:Raises', at: [{at}]}}}}"
@@ -220,7 +277,8 @@ def test_figures_that_a_sound_method_does_not_have_leave_a_sweep_complete(tmp_pa
 def test_an_accuracy_run_needs_no_probe_to_be_invalid(elsewhere, tiny_folder, tmp_path, monkeypatch, capsys):
     """Once it was complete, with the score of whatever token the choice took among NaN."""
     (elsewhere / "nan_unprobed.py").write_text(NOT_FINITE)
-    command = ["method=dense", "method.name=nan_unprobed:Broken", *common(tiny_folder, tmp_path), "fidelity.every=0"]
+    command = ["method=dense", "method.name=nan_unprobed:Broken", *common(tiny_folder, tmp_path, follows=False)]
+    command.append("fidelity.every=0")
     assert invoke(command, monkeypatch) == 3
     folder = the_run(tmp_path)
     summary, samples = summary_of(folder), folder / "samples.jsonl"
@@ -228,18 +286,19 @@ def test_an_accuracy_run_needs_no_probe_to_be_invalid(elsewhere, tiny_folder, tm
     rows = [json.loads(line) for line in samples.read_text().splitlines()]
     assert [(row["finite"], row["new_tokens"]) for row in rows] == [(False, 2)] * 2  # prefill is dense
     assert "status invalid: 2 of 2 samples" in capsys.readouterr().out
-    # The same command runs nothing anew and comes to the same; samples of earlier versions do not say.
+    # The same command runs nothing anew and comes to the same; samples of earlier versions do not say, and leave it to
+    # the counters: NaN are among no largest scores.
     assert invoke(command, monkeypatch) == 3
     samples.write_text("".join(json.dumps({k: v for k, v in r.items() if k != "finite"}) + "\n" for r in rows))
-    assert invoke(command, monkeypatch) == 0
-    assert summary_of(folder)["status"] == "complete"
+    assert invoke(command, monkeypatch) == 3
+    assert summary_of(folder)["reason"].startswith("a head attended to nothing: ")
 
 
 @pytest.mark.parametrize("first", [1, 2])
 def test_a_run_is_invalid_when_its_last_shard_is_done(first, elsewhere, tiny_folder, tmp_path, monkeypatch):
     """Once the shard that met the problem ended the run, and what the other one did counted nowhere."""
     (elsewhere / f"nan_shard_{first}.py").write_text(NOT_FINITE)
-    command = ["method=dense", f"method.name=nan_shard_{first}:Broken", *common(tiny_folder, tmp_path)]
+    command = ["method=dense", f"method.name=nan_shard_{first}:Broken", *common(tiny_folder, tmp_path, follows=False)]
     command.append("fidelity.every=0")
     honest = AccuracyRun._run_sample
 
@@ -268,7 +327,8 @@ def test_a_prompt_that_predicts_nothing_makes_a_run_invalid(runner, tmp_path, mo
     model.save_pretrained(tmp_path / "model")
     build().save_pretrained(tmp_path / "model")
     every = [] if runner == "fidelity" else ["fidelity.every=0"]
-    assert invoke([f"runner={runner}", *common(tmp_path / "model", tmp_path), *every], monkeypatch) == 3
+    given = common(tmp_path / "model", tmp_path, follows=runner == "fidelity")
+    assert invoke([f"runner={runner}", *given, *every], monkeypatch) == 3
     summary = summary_of(the_run(tmp_path))
     assert summary["status"] == "invalid"
     assert summary["reason"].endswith("a prediction was not finite")
@@ -308,3 +368,26 @@ def test_a_class_that_is_no_method_is_refused_by_name(source, name, said, elsewh
     with pytest.raises(KnobError) as refused:
         method_class(name)
     assert said in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        ("x = 1\ndef (:\n", "SyntaxError (NAME.py, line 2): invalid syntax"),
+        ("x = 1\n\nx = y\n", "NameError (NAME.py, line 3): name 'y' is not defined"),
+        (
+            "import json\njson.loads('')\n",
+            "JSONDecodeError (NAME.py, line 2): Expecting value: line 1 column 1 (char 0)",
+        ),
+        ("from ffd.methods import Methods\n", "ImportError (NAME.py, line 1): cannot import name 'Methods'"),
+    ],
+)
+def test_a_module_of_the_package_that_does_not_import_is_one_line(source, said, tmp_path, monkeypatch, capsys):
+    """Once it was a traceback of forty lines, most of them Hydra's."""
+    name = f"stride_{said.partition('E')[0].lower()}"
+    (tmp_path / f"{name}.py").write_text(source)
+    monkeypatch.setattr(ffd.methods, "__path__", [*ffd.methods.__path__, str(tmp_path)])
+    assert invoke(["method=dense", f"method.name={name}", f"out={tmp_path}"], monkeypatch) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"error: method={name}: {said.replace('NAME', name)}")
+    assert error.count("\n") == 1

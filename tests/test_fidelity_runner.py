@@ -149,7 +149,7 @@ def test_dense_predicts_as_dense(tiny_folder, tmp_path, monkeypatch):
     summary = summary_of(the_run(tmp_path))
     assert summary["forced"]["kl_max"] == 0
     assert summary["sparsity"]["keep_io"] == 1
-    assert [law["holds"] for law in summary["laws"]] == [True, True, True]
+    assert [law["holds"] for law in summary["laws"]] == [True] * 4
 
 
 @pytest.mark.parametrize(
@@ -170,7 +170,7 @@ def test_dense_predicts_as_dense(tiny_folder, tmp_path, monkeypatch):
     ],
 )
 def test_bad_requests_give_one_line(arguments, message, tiny_folder, tmp_path, monkeypatch, capsys):
-    assert invoke(["runner=fidelity", *common(tiny_folder, tmp_path), *arguments], monkeypatch) == 2
+    assert invoke(["runner=fidelity", *common(tiny_folder, tmp_path, follows=False), *arguments], monkeypatch) == 2
     error = capsys.readouterr().err.strip().splitlines()[-1]
     assert error.startswith("error: ")
     assert message in error
@@ -206,6 +206,8 @@ def test_laws_of_a_run_name_what_is_broken():
         "an exact oracle keeps the tokens of largest score"
     ]
     assert broken(laws_of_a_run(Dense(), PATH, metrics(), predictions)) == ["dense predicts as dense"]
+    (void,) = (law for law in laws_of_a_run(FFD(), PATH, metrics(), predictions, empty="nothing") if not law.holds)
+    assert (void.law, void.detail, void.voids) == ("every head attends to a token of finite score", "nothing", True)
     loaded = metrics(keep_head={"macro": 0.5}, keep_io={"macro": 0.4})
     assert broken(laws_of_a_run(FFD(), PATH, loaded, predictions)) == ["a group loads at least what a head selects"]
 

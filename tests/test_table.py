@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from experiments.table import print_summary
+from experiments.table import print_summary, status_line
 
 
 def summary(task: dict[str, Any]) -> dict[str, Any]:
@@ -41,3 +41,17 @@ def test_the_title_names_a_profile_that_is_not_the_official_one(task: dict[str, 
     text = io.StringIO()
     print_summary(summary(task), Console(file=text, width=120))
     assert text.getvalue().splitlines()[0].strip() == title
+
+
+@pytest.mark.parametrize(
+    ("laws", "said"),
+    [
+        ({}, ""),
+        ({"laws_broken": 0}, ""),
+        ({"laws_broken": 1}, " · 1 law broken"),
+        ({"laws_broken": 2}, " · 2 laws broken"),
+    ],
+)
+def test_the_status_line_counts_broken_laws(laws: dict[str, int], said: str) -> None:
+    """Most laws label a run and leave it complete; the label once was above its status alone."""
+    assert status_line({**summary({"name": "ruler"}), **laws}) == f"status complete{said} · run run"

@@ -81,8 +81,11 @@ def why_null(state: FidelityState, metric: str) -> str | None:
 
 
 def broken_output(state: FidelityState) -> str | None:
-    """What was wrong with the method's outputs, NaN for one, or None where all that were observed are numbers."""
-    return broken_metric(state, ["output_rel_error"])
+    """What was wrong with the method's outputs, or None where nothing was.
+
+    NaN, for one, or the output of a head that attended to nothing: it is a number, its log normaliser is not.
+    """
+    return broken_metric(state, ["output_rel_error", "lse_error"])
 
 
 def broken_metric(state: FidelityState, metrics: Sequence[str]) -> str | None:

@@ -7,8 +7,11 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
+import traceback
 from collections.abc import Mapping
 from functools import cache
+from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from ffd.method_layer import Executor, LayerGeometry, MethodLayer, RowState, Selection
@@ -47,18 +50,39 @@ def method_class(name: str) -> type[Method]:
     Raises
     ------
     KnobError
-        If there is no such method.
+        If there is no such method, or its module cannot be imported.
     """
     module_name, _, class_name = name.partition(":")
     if class_name:
         return _from_elsewhere(name, module_name, class_name)
     if name not in method_names():
         raise KnobError(f"method={name}: expected one of {', '.join(method_names())}, or package.module:ClassName")
-    module = importlib.import_module(f"{__name__}.{name}")
+    module = _from_here(name)
     for candidate in vars(module).values():
         if isinstance(candidate, type) and issubclass(candidate, Method) and vars(candidate).get("name") == name:
             return candidate
     raise KnobError(f"method={name}: module {module.__name__} defines no Method named {name}")
+
+
+def _from_here(name: str) -> ModuleType:
+    module_name = f"{__name__}.{name}"
+    try:
+        return importlib.import_module(module_name)
+    except SyntaxError as error:
+        raise _not_imported(name, error, (error.filename, error.lineno), error.msg) from error
+    except Exception as error:  # whatever a module raises while it is imported
+        own = [
+            (frame.f_code.co_filename, line)
+            for frame, line in traceback.walk_tb(error.__traceback__)
+            if frame.f_globals.get("__name__") == module_name
+        ]
+        raise _not_imported(name, error, own[-1] if own else (None, None), str(error)) from error
+
+
+def _not_imported(name: str, error: Exception, where: tuple[str | None, int | None], said: str) -> KnobError:
+    file, line = where
+    place = "" if file is None else f" ({Path(file).name}, line {line})"
+    return KnobError(f"method={name}: {type(error).__name__}{place}: {said}")
 
 
 def _from_elsewhere(name: str, module_name: str, class_name: str) -> type[Method]:
