@@ -13,6 +13,7 @@ from experiments.errors import UsageError, hydra_line
 from experiments.keys import CONF, choice
 from experiments.method_config import ALIASES
 from experiments.suggestions import meant_instead
+from experiments.unread import is_for_match_alone
 
 _GROUPS_WITH_KNOBS = ("method", "task")
 
@@ -98,7 +99,8 @@ def dropped_lines(jobs: Iterable[Job]) -> list[str]:
     left_out: dict[str, dict[str, None]] = {}
     for job in jobs:
         for override in job.dropped:
-            group = "method" if _is_match(override) else _knob(override)[0]
+            whole = (*job.overrides, *job.dropped)
+            group = "method" if _is_for_match(override, whole) else _knob(override)[0]
             left_out.setdefault(f"{group}={choice(job.overrides, group)}", {})[override] = None
     return [f"{chosen}: runs without {', '.join(overrides)}" for chosen, overrides in left_out.items()]
 
@@ -109,7 +111,7 @@ def _applicable(overrides: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, .
     for override in overrides:
         group, knob = _knob(override)
         known = knobs.get(group)
-        if _is_match(override):
+        if _is_for_match(override, overrides):
             applies = not _reads_everything(choice(overrides, "method"))
         else:
             applies = known is None or knob in known  # a group without a file of its own is Hydra's to refuse
@@ -117,8 +119,12 @@ def _applicable(overrides: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, .
     return tuple(kept), tuple(dropped)
 
 
-def _is_match(override: str) -> bool:
-    return override.startswith("match.")
+def _is_for_match(override: str, overrides: Sequence[str]) -> bool:
+    """Whether this is a cost to match, or is read only because there is one."""
+    if not any(other.startswith("match.") for other in overrides):
+        return False
+    key = override.partition("=")[0]
+    return key.startswith("match.") or is_for_match_alone(key, choice(overrides, "runner"))
 
 
 def _reads_everything(method: str) -> bool:
@@ -150,7 +156,7 @@ def _knobs(group: str, name: str) -> frozenset[str] | None:
 def _refuse_useless(expanded: Sequence[Sequence[str]]) -> None:
     dropped = [set(_applicable(overrides)[1]) for overrides in expanded]
     for override in sorted(set.intersection(*dropped) if dropped else ()):
-        if _is_match(override):
+        if any(_is_for_match(override, overrides) for overrides in expanded):
             continue  # what reads everything is run as it is: the rows that a matched table is read against
         group, knob = _knob(override)
         names = list(dict.fromkeys(choice(overrides, group) for overrides in expanded))

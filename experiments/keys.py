@@ -87,15 +87,16 @@ def of_group(group: str, name: str) -> Annotated:
 
 
 def choice(overrides: Sequence[str], group: str) -> str:
-    """Name that a group has in these overrides, or by default."""
+    """Name that a group, or a key of its own such as ``runner``, has in these overrides, or by default."""
     import yaml
 
     for override in overrides:
         key, assigned, value = override.partition("=")
         if key == group and assigned:
             return value
-    defaults = yaml.safe_load((CONF / "config.yaml").read_text())["defaults"]
-    return next(str(entry[group]) for entry in defaults if isinstance(entry, dict) and group in entry)
+    config = yaml.safe_load((CONF / "config.yaml").read_text())
+    groups = [entry for entry in config["defaults"] if isinstance(entry, dict)]
+    return next(str(entry[group]) for entry in (*groups, config) if group in entry)
 
 
 @cache

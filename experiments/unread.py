@@ -78,6 +78,15 @@ def refuse_unread(values: Mapping[str, Any]) -> None:
                 raise UsageError(f"{typed}: {kind} does not read it; only {entry.said}")
 
 
+def is_for_match_alone(key: str, runner: str) -> bool:
+    """Whether a runner reads this key, such as ``fidelity.new_tokens``, only where a cost is matched."""
+    return any(
+        _MATCH in entry.readers and f"runner={runner}" not in entry.readers
+        for entry in _TABLE
+        if key in [f"{entry.group}.{name}" for name in entry.names]
+    )
+
+
 @cache
 def _defaults() -> dict[str, Any]:
     import yaml

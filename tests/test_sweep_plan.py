@@ -72,6 +72,10 @@ def test_what_reads_everything_is_run_once_as_it_is_beside_matched_methods():
         "method=kivi: runs without match.keep_io=0.2",
     ]
     assert lines("method=dense", "match.bytes_ratio=0.2") == ["method=dense"]
+    # What a match is measured with goes with it; a runner that reads it anyway keeps it.
+    measured = ("match.bytes_ratio=0.2", "fidelity.new_tokens=8")
+    assert lines("method=dense", *measured) == ["method=dense"]
+    assert lines("method=dense", "runner=fidelity", *measured) == ["method=dense runner=fidelity fidelity.new_tokens=8"]
 
 
 def test_a_suite_has_its_own_knobs():
