@@ -152,19 +152,16 @@ class AccuracyRun(StudyRun):
     def summarize(self, rows: Rows) -> dict[str, Any]:
         """Every block of ``summary.json``, and what keeps the run from being complete."""
         log = merged_fidelity(self.store.folder, self.unit)
-        own = list(rows.values())
-        problem = summarise.validity(own, self.prepared.plan, self.static)[1] or broken_output(log.state)
+        own, all_dense = list(rows.values()), self._all_dense
+        summary = build_summary(self.prepared, self.method, own, self.static, log.summary(), all_dense=all_dense)
+        problem = summary["problem"] or broken_output(log.state)
         remaining = len(self.prepared.samples) - len(rows)
         missing = [s.task for s in self.prepared.plan.skipped if s.source_missing]
         lacking = f"no data for {', '.join(missing)}" if missing else None
         if remaining:  # an invalid run is a finished one, to which other shards would add nothing
             left = f"{remaining} of {len(self.prepared.samples)} samples are left to other shards"
             lacking, problem = left + (f"; {problem}" if problem else ""), None
-        return {
-            **build_summary(self.prepared, self.method, own, self.static, log.summary(), all_dense=self._all_dense),
-            "problem": problem,
-            "lacking": lacking,
-        }
+        return {**summary, "problem": problem, "lacking": lacking}
 
     def write_results(self, rows: Rows, summary: dict[str, Any]) -> None:
         """Keep ratios and fidelity by layer and head, and the benchmark's own prediction files."""

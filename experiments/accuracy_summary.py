@@ -19,7 +19,7 @@ def build_summary(
     *,
     all_dense: bool,
 ) -> dict[str, Any]:
-    """Every block but the run's id, status and machine.
+    """Every block but the run's id, status and machine, and under ``problem`` what its rows have that is invalid.
 
     Parameters
     ----------
@@ -40,7 +40,7 @@ def build_summary(
     ordered = sorted(rows, key=lambda row: order[row["task"], row["index"]])
     sparsity, sparsity_reasons = summarise.sparsity(ordered, *summarise.attention_heads(prepared.model.config))
     timing, timing_reasons = summarise.timing(ordered)
-    validity, _ = summarise.validity(ordered, prepared.plan, static)
+    validity, problem = summarise.validity(ordered, prepared.plan, static)
     values, fidelity_reasons = fidelity
     if all_dense:
         fidelity_reasons = dict.fromkeys(fidelity_reasons, "all layers are dense by configuration")
@@ -60,4 +60,5 @@ def build_summary(
         "skipped": [vars(s) for s in prepared.plan.skipped],
         "notes": list(prepared.notes),
         "null_reasons": {**sparsity_reasons, **timing_reasons, **fidelity_reasons},
+        "problem": problem,
     }

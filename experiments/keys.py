@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 CONF = Path(__file__).resolve().parent.parent / "conf"
 GROUPS = ("method", "task", "model")
@@ -88,15 +89,21 @@ def of_group(group: str, name: str) -> Annotated:
 
 def choice(overrides: Sequence[str], group: str) -> str:
     """Name that a group, or a key of its own such as ``runner``, has in these overrides, or by default."""
-    import yaml
-
     for override in overrides:
         key, assigned, value = override.partition("=")
         if key == group and assigned:
             return value
-    config = yaml.safe_load((CONF / "config.yaml").read_text())
+    config = base_config()
     groups = [entry for entry in config["defaults"] if isinstance(entry, dict)]
     return next(str(entry[group]) for entry in (*groups, config) if group in entry)
+
+
+@cache
+def base_config() -> dict[str, Any]:
+    """What ``conf/config.yaml`` says, read once; not to be changed."""
+    import yaml
+
+    return dict(yaml.safe_load((CONF / "config.yaml").read_text()))
 
 
 @cache

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 from experiments.checks import written
 from experiments.errors import UsageError
-from experiments.keys import CONF
+from experiments.keys import base_config
 from experiments.options import MATCH_TARGETS
 
 _RECORD, _REPLAY, _MATCH = "runner=fidelity trace=record", "runner=fidelity trace=replay", "match.*"
@@ -72,7 +71,7 @@ def refuse_unread(values: Mapping[str, Any]) -> None:
             continue
         for name in entry.names:
             value = values[entry.group][name]
-            if value != _defaults()[entry.group][name]:
+            if value != base_config()[entry.group][name]:
                 key = f"{entry.group}.{name}"
                 typed = key if isinstance(value, Mapping) else f"{key}={written(value)}"
                 raise UsageError(f"{typed}: {kind} does not read it; only {entry.said}")
@@ -85,10 +84,3 @@ def is_for_match_alone(key: str, runner: str) -> bool:
         for entry in _TABLE
         if key in [f"{entry.group}.{name}" for name in entry.names]
     )
-
-
-@cache
-def _defaults() -> dict[str, Any]:
-    import yaml
-
-    return dict(yaml.safe_load((CONF / "config.yaml").read_text()))

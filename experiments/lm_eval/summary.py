@@ -63,7 +63,7 @@ def summary(
     config = prepared.config
     sparsity, sparsity_reasons = common.sparsity(rows, *common.attention_heads(prepared.model.config))
     timing, timing_reasons = _timing(rows)
-    validity, validity_reasons = _validity(prepared, rows)
+    validity, problem, validity_reasons = _validity(prepared, rows)
     accuracy, accuracy_reasons = _accuracy(prepared, rows, results)
     fidelity, _ = FidelityLog(folder / "fidelity", 1).summary()
     not_probed = "task=lm_eval decodes through model.generate, which is not probed"
@@ -87,7 +87,7 @@ def summary(
             **validity_reasons,
             **timing_reasons,
         },
-        "problem": common.validity(rows, _NO_PLAN, {})[1],
+        "problem": problem,
     }
 
 
@@ -148,7 +148,7 @@ def _metric_notes(accuracy: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def _validity(prepared: PreparedEvaluation, rows: Sequence[Row]) -> tuple[dict[str, Any], dict[str, str]]:
+def _validity(prepared: PreparedEvaluation, rows: Sequence[Row]) -> tuple[dict[str, Any], str | None, dict[str, str]]:
     dense = {layer["layer"] for row in rows for layer in row["ledger"]["layers"] if not layer["sparse"]}
     sliding = max((row["ledger"]["sliding_layers"] for row in rows), default=0)
     static = {
@@ -158,7 +158,7 @@ def _validity(prepared: PreparedEvaluation, rows: Sequence[Row]) -> tuple[dict[s
         "dense_layers": len(dense) + sliding if rows else None,
         "sliding_layers": sliding if rows else None,
     }
-    values, _ = common.validity(rows, _NO_PLAN, static)
+    values, problem = common.validity(rows, _NO_PLAN, static)
     values["official_data"] = None
     prefill_only = [t for t in prepared.tasks.names if not prepared.tasks.generation_requests(t)]
     values["dense_prefill_tasks"] = prefill_only
@@ -172,7 +172,7 @@ def _validity(prepared: PreparedEvaluation, rows: Sequence[Row]) -> tuple[dict[s
         reasons |= dict.fromkeys(("validity.dense_layers", "validity.sliding_layers"), "no decode step was run")
     if not prefill_only:
         reasons["validity.note"] = "every task decodes"
-    return values, reasons
+    return values, problem, reasons
 
 
 def _timing(rows: Sequence[Row]) -> tuple[dict[str, Any], dict[str, str]]:
